@@ -1,0 +1,1 @@
+//! Safe wrapper over the patched llama.cpp that `forge-sys` builds.

@@ -1,0 +1,8 @@
+//! RAMforge runs GGUF models larger than the memory they are allowed, and says where every byte was.
+//!
+//! The library never touches the terminal, the environment or the exit code; `main` does.
+#![forbid(unsafe_code)]
+
+pub mod error;
+
+pub use error::{Error, ErrorKind, Result};

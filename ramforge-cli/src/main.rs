@@ -1,0 +1,3 @@
+//! The `ramforge` command.
+#![forbid(unsafe_code)]
+fn main() {}

@@ -1,0 +1,1 @@
+//! Generated models, and what the end-to-end tests share.
