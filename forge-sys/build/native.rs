@@ -1,0 +1,65 @@
+//! The CMake build of the patched tree, CPU only and static.
+
+use std::path::{Path, PathBuf};
+
+use crate::Result;
+use crate::source::{Package, Source};
+
+/// Static libraries in the order the linker needs them, with their folder below the build folder.
+const LIBRARIES: &[(&str, &str)] = &[
+    ("llama", "llama.cpp/src"),
+    ("ggml", "llama.cpp/ggml/src"),
+    ("ggml-cpu", "llama.cpp/ggml/src"),
+    ("ggml-base", "llama.cpp/ggml/src"),
+];
+
+/// The finished native build.
+pub struct Compiled {
+    build: PathBuf,
+}
+
+/// Whether the `portable` feature asked for a build that runs on other machines.
+pub fn portable() -> bool {
+    std::env::var_os("CARGO_FEATURE_PORTABLE").is_some()
+}
+
+/// Configures and compiles. Always optimised: a debug ggml is of no use to anybody's tests.
+pub fn compile(native: &Path, tree: &Path, source: &Source) -> Result<Compiled> {
+    let commit = match &source.package {
+        Package::Pinned { name, version } => format!("{name}-{version}"),
+        Package::Checkout => "checkout".into(),
+    };
+    // Assertions carry __FILE__; a message should name upstream's file, not the build folder.
+    let prefix = format!("-ffile-prefix-map={}/=", tree.display());
+    let mut config = cmake::Config::new(native);
+    config
+        .profile("Release")
+        .define("FORGE_LLAMA_SOURCE", tree)
+        .define("BUILD_SHARED_LIBS", "OFF")
+        // Named here, or the build asks git and gets the commit of whatever repository surrounds it.
+        .define("LLAMA_BUILD_COMMIT", &commit)
+        .define("LLAMA_BUILD_NUMBER", "0")
+        .define("GGML_CCACHE", "OFF")
+        // ggml's own thread pool, whose polling we set, instead of OpenMP's, which spins as it likes.
+        .define("GGML_OPENMP", "OFF")
+        .define("GGML_NATIVE", if portable() { "OFF" } else { "ON" })
+        .cflag(&prefix)
+        .cxxflag(&prefix)
+        .build_target("llama");
+    for part in ["COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER", "APP"] {
+        config.define(format!("LLAMA_BUILD_{part}"), "OFF");
+    }
+    Ok(Compiled { build: config.build().join("build") })
+}
+
+impl Compiled {
+    /// Tells Cargo to link the static libraries and the C++ runtime.
+    pub fn link(&self) {
+        for (library, folder) in LIBRARIES {
+            println!("cargo::rustc-link-search=native={}", self.build.join(folder).display());
+            println!("cargo::rustc-link-lib=static={library}");
+        }
+        println!("cargo::rustc-link-lib=dylib=stdc++");
+        println!("cargo::rustc-link-lib=dylib=m");
+    }
+}
