@@ -1,1 +1,4 @@
 //! Safe wrapper over the patched llama.cpp that `forge-sys` builds.
+
+pub mod pages;
+pub mod spawn;
