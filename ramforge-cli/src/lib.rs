@@ -4,5 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod error;
+pub mod observe;
+pub mod size;
 
 pub use error::{Error, ErrorKind, Result};
