@@ -1,1 +1,11 @@
 //! Generated models, and what the end-to-end tests share.
+#![forbid(unsafe_code)]
+
+pub mod cache;
+pub mod gguf_reader;
+pub mod gguf_writer;
+pub mod oracle;
+pub mod real;
+pub mod shapes;
+pub mod tokenizer;
+pub mod weights;
