@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod error;
+pub mod gguf;
 pub mod observe;
 pub mod size;
 

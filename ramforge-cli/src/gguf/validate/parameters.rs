@@ -1,0 +1,58 @@
+//! Metadata other than the vocabulary's.
+
+use super::{Error, Facts};
+use crate::gguf::{text::printable, value::Value};
+
+/// An adapter has an architecture but not the model it adapts.
+pub(super) fn complete_model(facts: &Facts) -> Result<(), Error> {
+    match facts.metadata.get("general.type") {
+        Some(Value::String(kind)) if kind == b"adapter" => Err(Error::KeyValue {
+            key: "general.type".into(),
+            value: "\"adapter\"".into(),
+            rule: "an adapter is not a model; give the model that it adapts".into(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// General keys that the native loader reads, and stops on when they have another type.
+pub(super) fn general_types(facts: &Facts) -> Result<(), Error> {
+    facts.metadata.string("general.name")?;
+    facts.metadata.u32("general.file_type")?;
+    Ok(())
+}
+
+/// No hyper-parameter is anything with "not a number" in it.
+pub(super) fn numbers(facts: &Facts) -> Result<(), Error> {
+    let prefix = format!("{}.", facts.model.architecture());
+    for (key, value) in facts.metadata.iter().filter(|(key, _)| key.starts_with(&prefix)) {
+        let nan = match value {
+            Value::F32(number) => number.is_nan(),
+            Value::F64(number) => number.is_nan(),
+            _ => false,
+        };
+        if nan {
+            return Err(Error::KeyValue {
+                key: printable(key),
+                value: "NaN".into(),
+                rule: "it must be a number".into(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The normalization operators assert that their epsilon is not negative, at the first decode.
+pub(super) fn epsilons(facts: &Facts) -> Result<(), Error> {
+    for suffix in ["layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon"] {
+        let key = format!("{}.attention.{suffix}", facts.model.architecture());
+        match facts.metadata.f32(&key)? {
+            Some(epsilon) if !(epsilon.is_finite() && epsilon >= 0.0) => {
+                let rule = "it must be a finite number and not negative".into();
+                return Err(Error::KeyValue { key: printable(key), value: epsilon.to_string(), rule });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! Tensors against the metadata.
+
+use super::{Error, Facts};
+use crate::gguf::{header::TensorInfo, hyperparameters::Hyperparameters, text::printable};
+
+/// Architectures whose layers all have the same tensors, of shapes that follow from the hyper-parameters in
+/// the same way. Others mix kinds of layers, and the native loader alone knows which tensors each must have.
+const UNIFORM: &[&str] = &["llama", "qwen2", "qwen3", "qwen3moe", "gptneox", "gemma", "gemma2", "gemma3"];
+
+/// Architectures that can do without a token embedding of their own: drafts and heads of another model, and
+/// one that shares its output matrix.
+const WITHOUT_EMBEDDING: &[&str] = &["clip", "codeshell", "dflash", "eagle3"];
+
+/// The CPU buffer that native code lays over a file mapping must start at a multiple of this many bytes.
+const BUFFER_ALIGNMENT: u64 = 32;
+
+fn is_uniform(facts: &Facts) -> bool {
+    UNIFORM.contains(&facts.model.architecture())
+}
+
+/// There is a token embedding.
+pub(super) fn embedding(facts: &Facts) -> Result<(), Error> {
+    let name = "token_embd.weight";
+    if facts.tensors.contains_key(name) || WITHOUT_EMBEDDING.contains(&facts.model.architecture()) {
+        return Ok(());
+    }
+    Err(Error::MissingTensor { name: name.into(), why: "every language model has it".into() })
+}
+
+/// A layer that has a query matrix has heads.
+pub(super) fn heads(facts: &Facts) -> Result<(), Error> {
+    let Some(hyperparameters) = facts.model.hyperparameters() else { return Ok(()) };
+    for (layer, &heads) in hyperparameters.head_count.iter().enumerate() {
+        let name = format!("blk.{layer}.attn_q.weight");
+        if heads == 0 && facts.tensors.contains_key(&*name) {
+            return Err(Error::KeyValue {
+                key: format!("{}.attention.head_count", facts.model.architecture()),
+                value: "0".into(),
+                rule: format!("tensor {name} needs at least one head"),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Where all layers are alike, none lacks a tensor that the first one has and must have.
+pub(super) fn layers(facts: &Facts) -> Result<(), Error> {
+    let Some(hyperparameters) = facts.model.hyperparameters().filter(|_| is_uniform(facts)) else {
+        return Ok(());
+    };
+    let has = |layer: u32, part: &str| facts.tensors.contains_key(&*format!("blk.{layer}.{part}.weight"));
+    const PARTS: [&str; 6] = ["attn_norm", "attn_output", "ffn_norm", "ffn_down", "ffn_up", "ffn_down_exps"];
+    let required: Vec<&str> = PARTS.into_iter().filter(|part| has(0, part)).collect();
+    for layer in 0..hyperparameters.block_count {
+        let missing = |part: &str| Error::MissingTensor {
+            name: format!("blk.{layer}.{part}.weight"),
+            why: format!(
+                "{}.block_count is {}, and every layer has it",
+                facts.model.architecture(),
+                hyperparameters.block_count
+            ),
+        };
+        if let Some(part) = required.iter().find(|part| !has(layer, part)) {
+            return Err(missing(part));
+        }
+        if has(layer, "attn_qkv") {
+            continue;
+        }
+        if let Some(part) = ["attn_q", "attn_k", "attn_v"].into_iter().find(|part| !has(layer, part)) {
+            return Err(missing(part));
+        }
+    }
+    Ok(())
+}
+
+/// A shape that the metadata asks for; `None` where any size will do.
+type Expected = Vec<Option<u64>>;
+
+/// Where shapes follow from the hyper-parameters, the tensors have them.
+pub(super) fn shapes(facts: &Facts) -> Result<(), Error> {
+    let Some(hyperparameters) = facts.model.hyperparameters().filter(|_| is_uniform(facts)) else {
+        return Ok(());
+    };
+    let vocabulary = facts.metadata.strings("tokenizer.ggml.tokens")?.map(|tokens| tokens.len() as u64);
+    let same = |list: &[u32]| list.iter().all(|&entry| entry == list[0]);
+    let layers_alike = same(&hyperparameters.head_count)
+        && same(&hyperparameters.head_count_kv)
+        && same(&hyperparameters.feed_forward_length);
+    for (name, tensor) in &facts.tensors {
+        let expected = match layer_part(name) {
+            Some(part) if layers_alike => layer_shape(part, hyperparameters),
+            Some(_) => None,
+            None => outer_shape(name, hyperparameters, vocabulary),
+        };
+        if let Some(expected) = expected {
+            matches(tensor, &expected)?;
+        }
+    }
+    Ok(())
+}
+
+/// `attn_q.weight` of `blk.7.attn_q.weight`.
+fn layer_part(name: &str) -> Option<&str> {
+    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+    layer.bytes().all(|byte| byte.is_ascii_digit()).then_some(part)
+}
+
+fn outer_shape(name: &str, hyperparameters: &Hyperparameters, vocabulary: Option<u64>) -> Option<Expected> {
+    let width = Some(u64::from(hyperparameters.embedding_length));
+    match name {
+        "token_embd.weight" | "output.weight" => Some(vec![width, vocabulary]),
+        "output_norm.weight" | "output_norm.bias" => Some(vec![width]),
+        _ => None,
+    }
+}
+
+fn layer_shape(part: &str, hyperparameters: &Hyperparameters) -> Option<Expected> {
+    let count = |number: u32| Some(u64::from(number));
+    let product = |heads: &[u32], length: u32| Some(u64::from(heads[0]) * u64::from(length));
+    let width = count(hyperparameters.embedding_length);
+    let queries = product(&hyperparameters.head_count, hyperparameters.key_length);
+    let keys = product(&hyperparameters.head_count_kv, hyperparameters.key_length);
+    let values = product(&hyperparameters.head_count_kv, hyperparameters.value_length);
+    let inner = count(hyperparameters.feed_forward_length[0]);
+    let experts = count(hyperparameters.expert_count);
+    let expert = hyperparameters.expert_feed_forward_length.filter(|&length| length > 0).and_then(count);
+    Some(match part {
+        "attn_norm.weight" | "ffn_norm.weight" => vec![width],
+        "attn_q.weight" => vec![width, queries],
+        "attn_k.weight" => vec![width, keys],
+        "attn_v.weight" => vec![width, values],
+        "attn_output.weight" => vec![queries, width],
+        "attn_qkv.weight" => vec![width, Some(queries? + keys? + values?)],
+        "ffn_gate.weight" | "ffn_up.weight" => vec![width, inner],
+        "ffn_down.weight" => vec![inner, width],
+        "ffn_gate_inp.weight" => vec![width, experts],
+        "ffn_gate_exps.weight" | "ffn_up_exps.weight" => vec![width, expert, experts],
+        "ffn_down_exps.weight" => vec![expert, width, experts],
+        _ => return None,
+    })
+}
+
+fn matches(tensor: &TensorInfo, expected: &Expected) -> Result<(), Error> {
+    let fits = tensor.shape.iter().enumerate().all(|(axis, size)| match expected.get(axis) {
+        Some(Some(expected)) => size == expected,
+        Some(None) => true,
+        None => *size == 1,
+    });
+    if fits {
+        return Ok(());
+    }
+    let sizes: Vec<String> =
+        expected.iter().map(|size| size.map_or("?".into(), |size| size.to_string())).collect();
+    Err(Error::Shape {
+        name: printable(&*tensor.name),
+        found: tensor.describe_shape(),
+        expected: format!("[{}]", sizes.join(", ")),
+    })
+}
+
+/// With an alignment below 32 the first tensor may start where the native code refuses to lay its buffer.
+pub(super) fn mappable(facts: &Facts) -> Result<(), Error> {
+    for file in facts.model.files() {
+        let Some(first) = file.header.tensors.first() else { continue };
+        if first.offset % BUFFER_ALIGNMENT != 0 {
+            return Err(Error::Tensor {
+                name: printable(&*first.name),
+                problem: format!(
+                    "starts at byte {} of {}, which is no multiple of {BUFFER_ALIGNMENT}; general.alignment is {}",
+                    first.offset,
+                    file.path.display(),
+                    file.header.alignment
+                ),
+            });
+        }
+    }
+    Ok(())
+}
