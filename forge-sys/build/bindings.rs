@@ -12,6 +12,7 @@ const FUNCTIONS: &[&str] = &[
     "ggml_backend_reg_name",
     "ggml_blck_size",
     "ggml_cpu_has_.*",
+    "ggml_get_type_traits_cpu",
     "ggml_is_quantized",
     "ggml_set_abort_callback",
     "ggml_threadpool_(free|new|params_init)",

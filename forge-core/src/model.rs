@@ -1,0 +1,239 @@
+//! A loaded model.
+
+use std::ffi::{CStr, CString, c_void};
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+
+use forge_sys as sys;
+
+use crate::backend::Backend;
+use crate::callback;
+use crate::error::{Error, ErrorKind, Result, native_call};
+use crate::vocab::Vocab;
+
+/// How the weights get into memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum LoadMode {
+    /// Read into anonymous memory.
+    Read,
+    /// Map the file.
+    #[default]
+    Mmap,
+    /// Read into anonymous memory and lock it.
+    ReadLocked,
+    /// Map the file and lock the mapping.
+    MmapLocked,
+    /// Read into anonymous memory past the page cache where the file system can.
+    DirectIo,
+}
+
+impl LoadMode {
+    const fn native(self) -> sys::llama_load_mode {
+        match self {
+            Self::Read => sys::LLAMA_LOAD_MODE_NONE,
+            Self::Mmap => sys::LLAMA_LOAD_MODE_MMAP,
+            Self::ReadLocked => sys::LLAMA_LOAD_MODE_MLOCK,
+            Self::MmapLocked => sys::LLAMA_LOAD_MODE_MMAP_MLOCK,
+            Self::DirectIo => sys::LLAMA_LOAD_MODE_DIRECT_IO,
+        }
+    }
+}
+
+/// How to load a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelParams {
+    /// How the weights get into memory.
+    pub load_mode: LoadMode,
+    /// For mapped files: ask the kernel to read the whole file ahead.
+    pub prefetch: bool,
+    /// Repack weights into the layouts the CPU computes fastest with, in anonymous memory.
+    pub extra_buffers: bool,
+    /// Check every tensor's data for invalid values while loading.
+    pub check_tensors: bool,
+    /// Load the vocabulary only.
+    pub vocab_only: bool,
+    /// Read the header and simulate every allocation: for sizing, not for decoding.
+    pub no_alloc: bool,
+}
+
+impl Default for ModelParams {
+    fn default() -> Self {
+        Self {
+            load_mode: LoadMode::Mmap,
+            prefetch: true,
+            extra_buffers: true,
+            check_tensors: false,
+            vocab_only: false,
+            no_alloc: false,
+        }
+    }
+}
+
+/// Called with the share of the model that is loaded, 0 to 1; `Break` cancels the load.
+pub type Progress<'a> = &'a mut dyn FnMut(f32) -> ControlFlow<()>;
+
+/// A loaded model. Contexts and vocabularies borrow it.
+#[derive(Debug)]
+pub struct Model {
+    raw: NonNull<sys::llama_model>,
+    params: ModelParams,
+}
+
+// SAFETY: llama_model is immutable once loaded (llama.cpp shares one model between contexts on any threads),
+// and freeing it has no thread affinity.
+unsafe impl Send for Model {}
+// SAFETY: as above: every function that takes a model through `&self` only reads it.
+unsafe impl Sync for Model {}
+
+impl Model {
+    /// Loads the model whose shards are `files`, in order, on the CPU.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Native`] with the library's message, [`ErrorKind::Cancelled`] when `progress` broke off,
+    /// [`ErrorKind::NulByte`] for a path C cannot take.
+    pub fn load(
+        _: Backend,
+        files: &[PathBuf],
+        params: ModelParams,
+        progress: Option<Progress<'_>>,
+    ) -> Result<Self> {
+        let paths = files.iter().map(|file| c_path(file)).collect::<Result<Vec<_>>>()?;
+        let pointers: Vec<_> = paths.iter().map(|path| path.as_ptr()).collect();
+        let mut state = ProgressState { callback: progress, cancelled: false };
+        // SAFETY: returns a plain structure.
+        let mut native = unsafe { sys::llama_model_default_params() };
+        native.load_mode = params.load_mode.native();
+        native.use_extra_bufts = params.extra_buffers;
+        native.check_tensors = params.check_tensors;
+        native.vocab_only = params.vocab_only;
+        native.no_alloc = params.no_alloc;
+        // Nothing is offloaded: this wrapper runs models on the CPU, and says so.
+        native.n_gpu_layers = 0;
+        native.progress_callback = Some(on_progress);
+        native.progress_callback_user_data = (&raw mut state).cast();
+
+        let mut raw = std::ptr::null_mut();
+        let loaded = native_call(
+            || format!("cannot load {}", files.first().map_or(Path::new(""), |p| p).display()),
+            // SAFETY: the paths and their pointer array, `state` and `raw` outlive the call; the callback is
+            // not called after it.
+            |error| unsafe {
+                sys::forge_model_load(
+                    pointers.as_ptr().cast_mut(),
+                    pointers.len(),
+                    native,
+                    params.prefetch,
+                    &raw mut raw,
+                    error,
+                )
+            },
+        );
+        if state.cancelled {
+            return Err(Error::new(ErrorKind::Cancelled, "loading the model was cancelled"));
+        }
+        loaded?;
+        let raw = NonNull::new(raw)
+            .ok_or_else(|| Error::new(ErrorKind::Native, "the native library returned no model"))?;
+        Ok(Self { raw, params })
+    }
+
+    /// The parameters it was loaded with.
+    pub const fn params(&self) -> ModelParams {
+        self.params
+    }
+
+    pub(crate) const fn as_ptr(&self) -> *mut sys::llama_model {
+        self.raw.as_ptr()
+    }
+
+    /// The vocabulary.
+    pub fn vocab(&self) -> Vocab<'_> {
+        Vocab::of(self)
+    }
+
+    /// The native library's short description, such as `llama 1B Q4_0`.
+    pub fn description(&self) -> String {
+        let mut buffer = [0_u8; 256];
+        // SAFETY: the buffer's own length is passed; the function writes a NUL-terminated string into it.
+        unsafe { sys::llama_model_desc(self.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
+        CStr::from_bytes_until_nul(&buffer)
+            .map(|text| text.to_string_lossy().into_owned())
+            .unwrap_or_default()
+    }
+
+    /// Bytes of all tensors.
+    pub fn bytes(&self) -> u64 {
+        // SAFETY: the model is alive.
+        unsafe { sys::llama_model_size(self.as_ptr()) }
+    }
+
+    /// Number of parameters.
+    pub fn parameters(&self) -> u64 {
+        // SAFETY: the model is alive.
+        unsafe { sys::llama_model_n_params(self.as_ptr()) }
+    }
+
+    /// Tokens of context the model was trained with.
+    pub fn trained_context(&self) -> u32 {
+        // SAFETY: the model is alive.
+        unsafe { sys::llama_model_n_ctx_train(self.as_ptr()) }.cast_unsigned()
+    }
+
+    /// Number of layers.
+    pub fn layers(&self) -> u32 {
+        // SAFETY: the model is alive.
+        unsafe { sys::llama_model_n_layer(self.as_ptr()) }.cast_unsigned()
+    }
+
+    /// Width of the embedding.
+    pub fn embedding_width(&self) -> u32 {
+        // SAFETY: the model is alive.
+        unsafe { sys::llama_model_n_embd(self.as_ptr()) }.cast_unsigned()
+    }
+
+    /// Whether text can be generated with decode calls alone.
+    pub fn is_decoder_only(&self) -> bool {
+        // SAFETY: the model is alive.
+        unsafe { sys::llama_model_has_decoder(self.as_ptr()) && !sys::llama_model_has_encoder(self.as_ptr()) }
+    }
+
+    /// The chat template in the file, if it has one.
+    pub fn chat_template(&self) -> Option<String> {
+        // SAFETY: the model is alive, and owns the string that is returned.
+        let text = unsafe { sys::llama_model_chat_template(self.as_ptr(), std::ptr::null()) };
+        // SAFETY: not null, so a NUL-terminated string.
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from the loader and is freed once; everything that uses it borrows `self`.
+        unsafe { sys::llama_model_free(self.as_ptr()) };
+    }
+}
+
+struct ProgressState<'a> {
+    callback: Option<Progress<'a>>,
+    cancelled: bool,
+}
+
+/// A panic cancels the load like a `Break`; it continues once the loader has returned.
+extern "C" fn on_progress(share: f32, user: *mut c_void) -> bool {
+    callback::guard(|| {
+        // SAFETY: `user` is the ProgressState that `load` keeps alive and does not touch during the call.
+        let state = unsafe { &mut *user.cast::<ProgressState<'_>>() };
+        if let Some(callback) = state.callback.as_mut() {
+            state.cancelled |= callback(share).is_break();
+        }
+        !state.cancelled
+    })
+    .unwrap_or(false)
+}
+
+fn c_path(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Error::new(ErrorKind::NulByte, format!("the path {} holds a NUL byte", path.display())))
+}
