@@ -5,6 +5,7 @@
 
 pub mod error;
 pub mod gguf;
+pub mod inspect;
 pub mod observe;
 pub mod size;
 

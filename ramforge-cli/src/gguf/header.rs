@@ -67,6 +67,11 @@ impl TensorInfo {
         self.shape.iter().product()
     }
 
+    /// The layer it belongs to: 7 for `blk.7.attn_q.weight`.
+    pub fn layer(&self) -> Option<u32> {
+        self.name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+    }
+
     /// Its shape as `[576, 49152]`.
     pub(super) fn describe_shape(&self) -> String {
         format!("{:?}", &self.shape[..usize::from(self.dimensions)])
@@ -553,7 +558,7 @@ fn alignment(metadata: &Metadata) -> Result<u32, Error> {
 /// Bytes of a tensor, or the rule that its shape breaks.
 fn size(tensor_type: TensorType, shape: &[u64; 4]) -> Result<u64, String> {
     let block = tensor_type.block_elements();
-    if shape[0] % block != 0 {
+    if !shape[0].is_multiple_of(block) {
         return Err(format!("rows must be a multiple of {block} elements"));
     }
     shape[1..]
@@ -577,7 +582,7 @@ fn place(
     let mut tensors = Vec::with_capacity(entries.len());
     for (name, entry) in entries {
         if entry.offset != expected {
-            let rule = if entry.offset % alignment != 0 {
+            let rule = if !entry.offset.is_multiple_of(alignment) {
                 format!("it must be a multiple of the alignment, {alignment}")
             } else if entry.offset < expected {
                 format!("the data before it reaches to {expected}, so the two overlap")
@@ -859,7 +864,8 @@ mod tests {
         let error = file.read().unwrap_err();
         let offset = file.header_bytes();
         let expected = format!(
-            "the data of tensor t at byte {offset} needs 4398046511104 bytes, but only 32 are left in the file"
+            "the data of tensor t at byte {offset} needs {} bytes, but only 32 are left in the file",
+            1_u64 << 42
         );
         assert_eq!(error, expected);
     }

@@ -15,7 +15,7 @@ mod validate;
 mod value;
 
 #[cfg(test)]
-mod builder;
+pub(crate) mod builder;
 
 pub use error::Error;
 pub use header::{Header, Metadata, TensorInfo};

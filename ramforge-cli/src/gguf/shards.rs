@@ -236,3 +236,149 @@ fn only_model(folder: &Path) -> crate::Result<PathBuf> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::{fs::symlink, net::UnixListener};
+
+    use super::*;
+    use crate::gguf::{
+        Model,
+        builder::{Builder, string},
+    };
+
+    /// Three shards of the tiny llama in a folder, spoiled by `spoil` before they are written.
+    fn shards(folder: &Path, spoil: impl Fn(usize, &mut Builder)) -> Vec<PathBuf> {
+        let whole = Builder::llama();
+        let each = whole.tensors.len().div_ceil(3);
+        let write = |(number, tensors): (usize, &[_])| {
+            let mut file = if number == 0 { whole.clone() } else { Builder::new() };
+            file.tensors = tensors.to_vec();
+            file.set("split.no", Value::U16(number as u16)).set("split.count", Value::U16(3));
+            file.set("split.tensors.count", Value::I32(whole.tensors.len() as i32));
+            spoil(number, &mut file);
+            let path = folder.join(format!("tiny-{:05}-of-00003.gguf", number + 1));
+            fs::write(&path, file.build()).unwrap();
+            path
+        };
+        whole.tensors.chunks(each).enumerate().map(write).collect()
+    }
+
+    #[track_caller]
+    fn refused(path: &Path, part: &str) {
+        let error = Model::open(path).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+
+    #[test]
+    fn any_shard_and_the_folder_lead_to_the_whole_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = shards(folder.path(), |_, _| {});
+        for path in paths.iter().map(PathBuf::as_path).chain([folder.path()]) {
+            let model = Model::open(path).unwrap();
+            let files: Vec<_> = model.files().iter().map(|file| file.path.clone()).collect();
+            assert_eq!(files, paths);
+            assert_eq!(model.tensor_count(), Builder::llama().tensors.len());
+            let names: Vec<_> = model.tensors().map(|(shard, tensor)| (shard, &*tensor.name)).collect();
+            assert_eq!((names[0], names[names.len() - 1].0), ((0, "token_embd.weight"), 2));
+        }
+    }
+
+    #[test]
+    fn shards_that_are_missing_or_contradict_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let spoiled = |part: &str, spoil: &dyn Fn(usize, &mut Builder)| {
+            let paths = shards(folder, spoil);
+            refused(&paths[0], part);
+            refused(folder, part);
+        };
+        spoiled(
+            "tiny-00002-of-00003.gguf: metadata key split.count is 4: the other shards say 3",
+            &|number, file| {
+                if number == 1 {
+                    file.set("split.count", Value::U16(4));
+                }
+            },
+        );
+        spoiled("tiny-00003-of-00003.gguf: metadata key split.no is u32, expected u16", &|number, file| {
+            if number == 2 {
+                file.set("split.no", Value::U32(2));
+            }
+        });
+        spoiled("split.tensors.count is u32, expected i32", &|_, file| {
+            file.set("split.tensors.count", Value::U32(20));
+        });
+        spoiled("split.tensors.count is 21: the shards together have 20 tensors", &|_, file| {
+            file.set("split.tensors.count", Value::I32(21));
+        });
+        spoiled("split.no is missing, but split.count is 3", &|_, file| {
+            file.unset("split.no");
+        });
+        spoiled(
+            "tiny-00002-of-00003.gguf: tensor token_embd.weight is in another shard too",
+            &|number, file| {
+                if number == 1 {
+                    file.tensors[0].clone_from(&Builder::llama().tensors[0]);
+                }
+            },
+        );
+        let paths = shards(folder, |_, _| {});
+        fs::copy(&paths[0], &paths[1]).unwrap();
+        refused(
+            &paths[2],
+            "tiny-00002-of-00003.gguf: metadata key split.no is 0: by its name this is shard 2",
+        );
+        fs::remove_file(&paths[1]).unwrap();
+        refused(&paths[2], "tiny-00002-of-00003.gguf is missing");
+        refused(folder, "tiny-00002-of-00003.gguf is missing");
+        let renamed = folder.join("renamed.gguf");
+        fs::rename(&paths[0], &renamed).unwrap();
+        refused(&renamed, "it is shard 1 of 3, but its name does not end in -00001-of-00003.gguf");
+    }
+
+    #[test]
+    fn what_is_no_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        refused(&at("none.gguf"), "none.gguf: No such file");
+        refused(folder.path(), "holds no .gguf file");
+        fs::write(at("readme.txt"), "# About the model\n").unwrap();
+        refused(&at("readme.txt"), "not a GGUF file: it starts with \"# Ab\"");
+        refused(folder.path(), "holds no .gguf file");
+        symlink(at("gone.gguf"), at("dangling.gguf")).unwrap();
+        refused(&at("dangling.gguf"), "the symbolic link points nowhere");
+        let _socket = UnixListener::bind(at("socket.gguf")).unwrap();
+        refused(&at("socket.gguf"), "it is a device, a pipe or a socket, not a file");
+        refused(Path::new("/dev/zero"), "it is a device, a pipe or a socket, not a file");
+        fs::remove_file(at("socket.gguf")).unwrap();
+        fs::remove_file(at("dangling.gguf")).unwrap();
+        fs::write(at("empty.gguf"), "").unwrap();
+        refused(folder.path(), "empty.gguf: the file is empty");
+        fs::remove_file(at("empty.gguf")).unwrap();
+        fs::write(at("a.gguf"), Builder::llama().build()).unwrap();
+        assert!(Model::open(folder.path()).is_ok());
+        fs::write(at("b.gguf"), Builder::llama().build()).unwrap();
+        refused(folder.path(), "holds 2 models: ");
+    }
+
+    #[test]
+    fn a_whole_model_may_be_called_like_a_shard() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tiny-00001-of-00003.gguf");
+        fs::write(&path, Builder::llama().set("general.name", string("whole")).build()).unwrap();
+        assert_eq!(Model::open(&path).unwrap().files().len(), 1);
+    }
+
+    #[test]
+    fn names_are_taken_apart_and_put_together() {
+        let name = ShardName::parse(Path::new("/models/a-b-00002-of-00010.gguf")).unwrap();
+        assert_eq!((name.number, name.count), (2, 10));
+        assert_eq!(name.path(10), Path::new("/models/a-b-00010-of-00010.gguf"));
+        for wrong in
+            ["a-00000-of-00002.gguf", "a-00003-of-00002.gguf", "a-1-of-2.gguf", "a-00001-of-00002.bin", "a"]
+        {
+            assert_eq!(ShardName::parse(Path::new(wrong)), None, "{wrong}");
+        }
+    }
+}

@@ -162,11 +162,11 @@ fn matches(tensor: &TensorInfo, expected: &Expected) -> Result<(), Error> {
 pub(super) fn mappable(facts: &Facts) -> Result<(), Error> {
     for file in facts.model.files() {
         let Some(first) = file.header.tensors.first() else { continue };
-        if first.offset % BUFFER_ALIGNMENT != 0 {
+        if !first.offset.is_multiple_of(BUFFER_ALIGNMENT) {
             return Err(Error::Tensor {
                 name: printable(&*first.name),
                 problem: format!(
-                    "starts at byte {} of {}, which is no multiple of {BUFFER_ALIGNMENT}; general.alignment is {}",
+                    "starts at byte {} of {}, no multiple of {BUFFER_ALIGNMENT}; general.alignment is {}",
                     first.offset,
                     file.path.display(),
                     file.header.alignment

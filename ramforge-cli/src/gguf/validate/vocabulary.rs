@@ -1,6 +1,6 @@
 //! The tokenizer and its vocabulary.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 use super::{Error, Facts};
 use crate::gguf::{
@@ -184,25 +184,29 @@ fn newline_token(tokens: &Strings) -> Result<(), Error> {
 /// The native code asserts that no two tokens are the same, as C strings: up to their first zero byte, with
 /// an empty one replaced by a name made of its number.
 fn unique(tokens: &Strings) -> Result<(), Error> {
-    let mut seen = HashMap::with_capacity(tokens.len());
-    let mut numbered = Vec::new();
-    let twice = |first: usize, second: usize, token: &[u8]| Error::KeyValue {
-        key: "tokenizer.ggml.tokens".into(),
-        value: format!("\"{}\" at {first} and at {second}", printable(token)),
-        rule: "every token must be unique".into(),
+    let c_string = |token: &'_ [u8]| token.iter().position(|&byte| byte == 0).unwrap_or(token.len());
+    let mut seen = HashSet::with_capacity(tokens.len());
+    let mut empty = Vec::new();
+    let twice = |second: usize, token: &[u8]| {
+        let first = tokens.iter().position(|other| &other[..c_string(other)] == token).unwrap_or(second);
+        Error::KeyValue {
+            key: "tokenizer.ggml.tokens".into(),
+            value: format!("\"{}\" at {first} and at {second}", printable(token)),
+            rule: "every token must be unique".into(),
+        }
     };
     for (index, token) in tokens.iter().enumerate() {
-        let token = token.split(|&byte| byte == 0).next().unwrap_or_default();
+        let token = &token[..c_string(token)];
         if token.is_empty() {
-            numbered.push(index as u32);
-        } else if let Some(first) = seen.insert(token, index as u32) {
-            return Err(twice(first as usize, index, token));
+            empty.push(index);
+        } else if !seen.insert(token) {
+            return Err(twice(index, token));
         }
     }
-    for index in numbered {
+    for index in empty {
         let name = format!("[EMPTY_{index}]");
-        if let Some(&first) = seen.get(name.as_bytes()) {
-            return Err(twice(first as usize, index as usize, name.as_bytes()));
+        if seen.contains(name.as_bytes()) {
+            return Err(twice(index, name.as_bytes()));
         }
     }
     Ok(())
