@@ -7,6 +7,8 @@ pub mod error;
 pub mod gguf;
 pub mod inspect;
 pub mod observe;
+pub mod report;
 pub mod size;
+pub mod supervisor;
 
 pub use error::{Error, ErrorKind, Result};

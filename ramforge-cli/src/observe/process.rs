@@ -100,9 +100,9 @@ mod tests {
     fn a_process_that_ended_keeps_its_counters() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let which = Which::Pid(child.id());
-        let pid = nix::unistd::Pid::from_raw(child.id() as i32);
-        use nix::sys::wait::{Id, WaitPidFlag, waitid};
-        waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
+        use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+        let pid = Pid::from_raw(child.id() as i32).unwrap();
+        waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
         let sample = Process::sample(Path::new("/proc"), which).unwrap();
         child.wait().unwrap();
         assert_eq!(sample.rss_bytes, None);
