@@ -74,22 +74,7 @@ impl Hyperparameters {
             let rule = format!("layer {layer} has {heads} heads, which must be a multiple of it");
             keys.rule("attention.head_count_kv", kv, heads == 0 || kv == 0 || heads % kv == 0, &rule)?;
         }
-        // Without heads there is nothing to divide, and the native code reads no head sizes either.
-        let head_length = head_count[0];
-        let head_length = embedding_length.checked_div(head_length).unwrap_or(0);
-        let key_length = keys.optional("attention.key_length")?.unwrap_or(head_length);
-        let value_length = keys.optional("attention.value_length")?.unwrap_or(head_length);
-        let rope_dimension_count = keys.optional("rope.dimension_count")?.unwrap_or(key_length);
-        if head_count[0] > 0 && matches!(architecture, "llama" | "deci" | "falcon" | "llama-embed") {
-            let rule = format!("{architecture} models rotate whole heads of {key_length} elements");
-            keys.rule(
-                "rope.dimension_count",
-                rope_dimension_count,
-                rope_dimension_count == key_length,
-                &rule,
-            )?;
-        }
-
+        let heads = keys.heads(embedding_length, head_count[0])?;
         let (expert_count, expert_used_count) = keys.experts(block_count)?;
         Ok(Self {
             context_length,
@@ -107,9 +92,9 @@ impl Hyperparameters {
                 Some(Value::U32(length)) => Some(*length),
                 _ => None,
             },
-            key_length,
-            value_length,
-            rope_dimension_count,
+            key_length: heads.key_length,
+            value_length: heads.value_length,
+            rope_dimension_count: heads.rotated,
             rope_freq_base: keys.finite("rope.freq_base")?,
             rope_scaling_type: keys.rope_scaling_type()?,
             rope_scaling_factor: match keys.finite("rope.scaling.factor")? {
@@ -122,6 +107,14 @@ impl Hyperparameters {
 
 fn zeros(count: u32) -> Vec<u32> {
     vec![0; count as usize]
+}
+
+/// Elements of a head.
+#[derive(Default)]
+struct HeadSizes {
+    key_length: u32,
+    value_length: u32,
+    rotated: u32,
 }
 
 /// The metadata under one architecture's name.
@@ -185,6 +178,19 @@ impl Keys<'_> {
             )?;
         }
         Ok(values)
+    }
+
+    /// The sizes of heads, of which the first layer has `count`; without any, the native loader reads none.
+    fn heads(&self, embedding_length: u32, count: u32) -> Result<HeadSizes, Error> {
+        let Some(default) = embedding_length.checked_div(count) else { return Ok(HeadSizes::default()) };
+        let key_length = self.optional("attention.key_length")?.unwrap_or(default);
+        let value_length = self.optional("attention.value_length")?.unwrap_or(default);
+        let rotated = self.optional("rope.dimension_count")?.unwrap_or(key_length);
+        if matches!(self.architecture, "llama" | "deci" | "falcon" | "llama-embed") {
+            let rule = format!("{} models rotate whole heads of {key_length} elements", self.architecture);
+            self.rule("rope.dimension_count", rotated, rotated == key_length, &rule)?;
+        }
+        Ok(HeadSizes { key_length, value_length, rotated })
     }
 
     /// The number of experts, and for each layer how many of them a token uses.

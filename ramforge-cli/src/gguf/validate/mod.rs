@@ -23,6 +23,16 @@ struct Facts<'a> {
     tensors: HashMap<&'a str, &'a TensorInfo>,
 }
 
+/// Architectures whose layers all have the same tensors, of shapes that follow from the hyper-parameters in
+/// the same way. Others mix kinds of layers, and the native loader alone knows which tensors each must have.
+const UNIFORM: &[&str] = &["llama", "qwen2", "qwen3", "qwen3moe", "gptneox", "gemma", "gemma2", "gemma3"];
+
+impl Facts<'_> {
+    fn is_uniform(&self) -> bool {
+        UNIFORM.contains(&self.model.architecture())
+    }
+}
+
 type Check = fn(&Facts<'_>) -> Result<(), Error>;
 
 /// In the order in which a reader of the message would want to know.
@@ -31,6 +41,7 @@ const CHECKS: &[Check] = &[
     parameters::general_types,
     parameters::numbers,
     parameters::epsilons,
+    parameters::heads,
     vocabulary::tokenizer,
     tensors::embedding,
     tensors::heads,
@@ -133,6 +144,16 @@ mod tests {
         number_refused("nextn_predict_layers", 3, "it must not be more than block_count");
         number_refused("attention.head_count", 0, "tensor blk.0.attn_q.weight needs at least one head");
         number_refused("rope.dimension_count", 2, "llama models rotate whole heads of 4 elements");
+        number_refused(
+            "attention.value_length",
+            2,
+            "keys and values must have the same size, and keys have 4",
+        );
+        refused("llama.rope.dimension_count is 3: the elements of a head are rotated in pairs", |file| {
+            for key in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
+                file.set(&format!("llama.{key}"), Value::U32(3));
+            }
+        });
         number_refused("expert_used_count", 1, "expert_count is 0, and a token cannot use more");
         number_refused("expert_group_count", 1, "a model without experts has no groups");
         refused(
@@ -162,8 +183,9 @@ mod tests {
         assert!(experts(4, 2, 4, 1).contains("expert_group_count is 4: it must be less than expert_count"));
         assert!(experts(8, 2, 3, 1).contains("expert_count, 8, must be a multiple of it"));
         assert!(experts(8, 2, 4, 4).contains("expert_group_used_count is 4: it must be at least 1 and less"));
-        assert_eq!(experts(8, 2, 4, 2), "");
-        assert_eq!(experts(1024, 1024, 0, 0), "");
+        for valid in [experts(8, 2, 4, 2), experts(1024, 1024, 0, 0)] {
+            assert!(valid.contains("tensor blk.0.ffn_gate_inp.weight is missing"), "{valid}");
+        }
     }
 
     #[test]
@@ -193,6 +215,9 @@ mod tests {
             let key = "llama.attention.layer_norm_rms_epsilon";
             value_refused(key, Value::F32(value), &format!("{key} is {value}: it must be a"));
         }
+        refused("llama.attention.layer_norm_rms_epsilon is missing", |file| {
+            file.unset("llama.attention.layer_norm_rms_epsilon");
+        });
         value_refused("llama.rope.freq_base", Value::F32(f32::INFINITY), "it must be a finite number");
         value_refused(
             "llama.logit_scale",
@@ -300,6 +325,12 @@ mod tests {
         }
         refused("tensor blk.2.attn_norm.weight is missing: llama.block_count is 3", |file| {
             file.set("llama.block_count", Value::U32(3));
+        });
+        refused("tensor blk.1.attn_norm.weight belongs to no layer: llama.block_count is 1", |file| {
+            file.set("llama.block_count", Value::U32(1));
+        });
+        refused("tensor output_norm.weight is missing", |file| {
+            file.find("output_norm.weight").name = "x".into()
         });
         let shape = |name: &str, shape: &[u64]| {
             let mut file = Builder::llama();

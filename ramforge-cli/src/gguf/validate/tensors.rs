@@ -3,20 +3,12 @@
 use super::{Error, Facts};
 use crate::gguf::{header::TensorInfo, hyperparameters::Hyperparameters, text::printable};
 
-/// Architectures whose layers all have the same tensors, of shapes that follow from the hyper-parameters in
-/// the same way. Others mix kinds of layers, and the native loader alone knows which tensors each must have.
-const UNIFORM: &[&str] = &["llama", "qwen2", "qwen3", "qwen3moe", "gptneox", "gemma", "gemma2", "gemma3"];
-
 /// Architectures that can do without a token embedding of their own: drafts and heads of another model, and
 /// one that shares its output matrix.
 const WITHOUT_EMBEDDING: &[&str] = &["clip", "codeshell", "dflash", "eagle3"];
 
 /// The CPU buffer that native code lays over a file mapping must start at a multiple of this many bytes.
 const BUFFER_ALIGNMENT: u64 = 32;
-
-fn is_uniform(facts: &Facts) -> bool {
-    UNIFORM.contains(&facts.model.architecture())
-}
 
 /// There is a token embedding.
 pub(super) fn embedding(facts: &Facts) -> Result<(), Error> {
@@ -43,34 +35,70 @@ pub(super) fn heads(facts: &Facts) -> Result<(), Error> {
     Ok(())
 }
 
-/// Where all layers are alike, none lacks a tensor that the first one has and must have.
+/// Where all layers are alike, none lacks a tensor that each must have, and there are no further layers.
 pub(super) fn layers(facts: &Facts) -> Result<(), Error> {
-    let Some(hyperparameters) = facts.model.hyperparameters().filter(|_| is_uniform(facts)) else {
+    let Some(hyperparameters) = facts.model.hyperparameters().filter(|_| facts.is_uniform()) else {
         return Ok(());
     };
-    let has = |layer: u32, part: &str| facts.tensors.contains_key(&*format!("blk.{layer}.{part}.weight"));
-    const PARTS: [&str; 6] = ["attn_norm", "attn_output", "ffn_norm", "ffn_down", "ffn_up", "ffn_down_exps"];
-    let required: Vec<&str> = PARTS.into_iter().filter(|part| has(0, part)).collect();
-    for layer in 0..hyperparameters.block_count {
-        let missing = |part: &str| Error::MissingTensor {
-            name: format!("blk.{layer}.{part}.weight"),
-            why: format!(
-                "{}.block_count is {}, and every layer has it",
-                facts.model.architecture(),
-                hyperparameters.block_count
-            ),
+    let architecture = facts.model.architecture();
+    let count = hyperparameters.block_count;
+    let required = required_parts(architecture, hyperparameters.expert_count);
+    let missing = |name: String, why: String| Err(Error::MissingTensor { name, why });
+    for layer in 0..count {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let has = |part: &str| facts.tensors.contains_key(&*name(part));
+        // The matrices of queries, keys and values may be one.
+        let attention: &[&str] = match has("attn_qkv.weight") || architecture == "gptneox" {
+            true => &["attn_qkv.weight"],
+            false => &["attn_q.weight", "attn_k.weight", "attn_v.weight"],
         };
-        if let Some(part) = required.iter().find(|part| !has(layer, part)) {
-            return Err(missing(part));
-        }
-        if has(layer, "attn_qkv") {
-            continue;
-        }
-        if let Some(part) = ["attn_q", "attn_k", "attn_v"].into_iter().find(|part| !has(layer, part)) {
-            return Err(missing(part));
+        if let Some(part) = required.iter().chain(attention).find(|part| !has(part)) {
+            return missing(
+                name(part),
+                format!("{architecture}.block_count is {count}, and every layer has it"),
+            );
         }
     }
-    Ok(())
+    if !facts.tensors.contains_key("output_norm.weight") {
+        return missing("output_norm.weight".into(), format!("every {architecture} model has it"));
+    }
+    let beyond = |tensor: &TensorInfo| tensor.layer().is_some_and(|layer| layer >= count);
+    match facts.model.tensors().find(|(_, tensor)| beyond(tensor)) {
+        Some((_, tensor)) => Err(Error::Tensor {
+            name: printable(&*tensor.name),
+            problem: format!("belongs to no layer: {architecture}.block_count is {count}"),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// What every layer of a uniform architecture has, besides the matrices of queries, keys and values.
+fn required_parts(architecture: &str, experts: u32) -> Vec<&'static str> {
+    let mut parts = vec!["attn_norm.weight", "attn_output.weight", "ffn_norm.weight"];
+    parts.extend_from_slice(match architecture {
+        "gptneox" => &[
+            "attn_norm.bias",
+            "attn_qkv.bias",
+            "attn_output.bias",
+            "ffn_norm.bias",
+            "ffn_up.weight",
+            "ffn_up.bias",
+            "ffn_down.weight",
+            "ffn_down.bias",
+        ],
+        "qwen3moe" => {
+            &["ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"]
+        }
+        "llama" if experts > 0 => &["ffn_gate_inp.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"],
+        _ => &["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"],
+    });
+    if matches!(architecture, "qwen3" | "qwen3moe" | "gemma3") {
+        parts.extend(["attn_q_norm.weight", "attn_k_norm.weight"]);
+    }
+    if matches!(architecture, "gemma2" | "gemma3") {
+        parts.extend(["post_attention_norm.weight", "post_ffw_norm.weight"]);
+    }
+    parts
 }
 
 /// A shape that the metadata asks for; `None` where any size will do.
@@ -78,12 +106,16 @@ type Expected = Vec<Option<u64>>;
 
 /// Where shapes follow from the hyper-parameters, the tensors have them.
 pub(super) fn shapes(facts: &Facts) -> Result<(), Error> {
-    let Some(hyperparameters) = facts.model.hyperparameters().filter(|_| is_uniform(facts)) else {
+    let Some(hyperparameters) = facts.model.hyperparameters().filter(|_| facts.is_uniform()) else {
         return Ok(());
     };
     let vocabulary = facts.metadata.strings("tokenizer.ggml.tokens")?.map(|tokens| tokens.len() as u64);
     let same = |list: &[u32]| list.iter().all(|&entry| entry == list[0]);
-    let layers_alike = same(&hyperparameters.head_count)
+    let own_window_heads = ["key_length_swa", "value_length_swa"].into_iter().any(|suffix| {
+        facts.metadata.get(&format!("{}.attention.{suffix}", facts.model.architecture())).is_some()
+    });
+    let layers_alike = !own_window_heads
+        && same(&hyperparameters.head_count)
         && same(&hyperparameters.head_count_kv)
         && same(&hyperparameters.feed_forward_length);
     for (name, tensor) in &facts.tensors {
