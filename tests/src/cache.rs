@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 
+use crate::dequantize;
 use crate::shapes::{GENERATOR_VERSION, ModelSpec};
 use crate::weights::fnv1a;
 
@@ -32,16 +33,30 @@ pub fn model(spec: &ModelSpec) -> io::Result<PathBuf> {
 
 fn model_in(folder: &Path, spec: &ModelSpec) -> io::Result<PathBuf> {
     let hash = fnv1a(format!("{GENERATOR_VERSION} {spec:?}").as_bytes());
-    let path = folder.join(format!("{}-{hash:016x}.gguf", spec.name));
+    made_once(folder.join(format!("{}-{hash:016x}.gguf", spec.name)), |path| spec.write(path).map(drop))
+}
+
+/// The path of a copy of the cached model at `source` with every weight as F32; made as [`model`] is.
+///
+/// # Errors
+/// As [`dequantize::f32_copy`], and what the cache folder gives.
+pub fn f32_copy(source: &Path) -> io::Result<PathBuf> {
+    let stem = source.file_stem().ok_or_else(|| io::Error::other("the model has no file name"))?;
+    let name = format!("{}-as-f32.gguf", stem.display());
+    made_once(folder()?.join("generated").join(name), |path| dequantize::f32_copy(source, path))
+}
+
+fn made_once(path: PathBuf, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<PathBuf> {
     if path.exists() {
         return Ok(path);
     }
+    let folder = path.parent().expect("a file in the cache folder");
     fs::create_dir_all(folder)?;
     let lock = File::create(path.with_extension("lock"))?;
     let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, errno)| io::Error::from(errno))?;
     if !path.exists() {
         let file = tempfile::Builder::new().prefix(".generating-").tempfile_in(folder)?;
-        spec.write(file.path())?;
+        make(file.path())?;
         // Written back now, or it would be while the first test measures; and dirty pages cannot be dropped.
         file.as_file().sync_all()?;
         file.persist(&path)?;

@@ -109,6 +109,9 @@ pub enum TensorType {
 }
 
 impl TensorType {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Q4_0, Self::Q4_1, Self::Q8_0];
+
     /// The number that stands for this type in the file.
     pub const fn id(self) -> u32 {
         match self {

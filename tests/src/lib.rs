@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod dequantize;
 pub mod gguf_reader;
 pub mod gguf_writer;
 pub mod oracle;

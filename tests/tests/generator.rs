@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use half::f16;
+use ramforge_tests::dequantize;
 use ramforge_tests::gguf_reader::Header;
 use ramforge_tests::gguf_writer::{ALIGNMENT, Contents, Data, TensorInfo, TensorType, Value};
 use ramforge_tests::shapes::{self, ModelSpec};
@@ -188,38 +188,15 @@ fn a_sparse_model_has_its_full_length_and_takes_no_room() {
     assert_eq!(Header::read(file.path()).unwrap().tensors.len(), 44 * 12 + 4);
 }
 
-/// Reads `kind`'s blocks as the format's description gives them, apart from what wrote them.
-fn dequantized(kind: TensorType, data: &[u8]) -> Vec<f32> {
-    let half = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
-    let nibbles = |bytes: &[u8]| {
-        let (low, high): (Vec<u8>, Vec<u8>) = bytes.iter().map(|byte| (byte & 15, byte >> 4)).unzip();
-        [low, high].concat()
-    };
-    let block = |block: &[u8]| -> Vec<f32> {
-        match kind {
-            TensorType::F32 => vec![f32::from_le_bytes(block.try_into().unwrap())],
-            TensorType::F16 => vec![half(block)],
-            TensorType::Q4_0 => {
-                nibbles(&block[2..]).iter().map(|&q| (f32::from(q) - 8.0) * half(block)).collect()
-            }
-            TensorType::Q4_1 => {
-                nibbles(&block[4..]).iter().map(|&q| f32::from(q) * half(block) + half(&block[2..])).collect()
-            }
-            TensorType::Q8_0 => block[2..].iter().map(|&q| f32::from(q as i8) * half(block)).collect(),
-        }
-    };
-    data.chunks(kind.block_bytes() as usize).flat_map(block).collect()
-}
-
 #[test]
 fn weights_of_every_type_have_the_wanted_mean_and_deviation() {
-    for kind in [TensorType::F32, TensorType::F16, TensorType::Q4_0, TensorType::Q4_1, TensorType::Q8_0] {
+    for kind in TensorType::ALL {
         let tensor = TensorInfo { name: "w".to_owned(), dimensions: vec![4096, 64], kind };
         let wanted = Distribution::matrix(4096);
         let mut data = Vec::new();
         weights::write(5, &tensor, wanted, &mut data).unwrap();
         assert_eq!(data.len() as u64, tensor.bytes());
-        let values = dequantized(kind, &data);
+        let values = dequantize::values(kind, &data);
         assert_eq!(values.len(), 4096 * 64);
         let mean = values.iter().sum::<f32>() / values.len() as f32;
         let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / values.len() as f32;
@@ -256,4 +233,42 @@ fn smollm2s_tokenizer_is_copied_and_padded() {
     assert_eq!(padded[..tokens.len()], tokens[..]);
     assert_eq!(padded[49_999], Value::String("<|unused_49999|>".to_owned()));
     assert!(ramforge_tests::tokenizer::copied(Path::new(&real), 49_151).is_err());
+}
+
+#[test]
+fn blocks_mean_what_the_format_says() {
+    // A scale of 2 and a minimum of -1, both as 16-bit floats; the quants count up.
+    let (scale, minimum) = ([0x00, 0x40], [0x00, 0xbc]);
+    let nibbles: Vec<u8> = (0..16).map(|n| n | (15 - n) << 4).collect();
+    let counting: Vec<f32> = (0u8..16).chain((0..16).rev()).map(f32::from).collect();
+    let q4_0 = [&scale[..], &nibbles].concat();
+    let expected: Vec<f32> = counting.iter().map(|quant| quant * 2.0 - 16.0).collect();
+    assert_eq!(dequantize::values(TensorType::Q4_0, &q4_0), expected);
+    let q4_1 = [&scale[..], &minimum, &nibbles].concat();
+    let expected: Vec<f32> = counting.iter().map(|quant| quant * 2.0 - 1.0).collect();
+    assert_eq!(dequantize::values(TensorType::Q4_1, &q4_1), expected);
+    let q8_0 = [&scale[..], &(0..32).map(|n| n as u8 ^ 0x80).collect::<Vec<_>>()].concat();
+    let expected: Vec<f32> = (0u8..32).map(|n| f32::from(n) * 2.0 - 256.0).collect();
+    assert_eq!(dequantize::values(TensorType::Q8_0, &q8_0), expected);
+}
+
+#[test]
+fn the_f32_copy_has_the_same_tensors_with_the_same_values() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, target) = (folder.path().join("source.gguf"), folder.path().join("target.gguf"));
+    let spec = shapes::tiny_moe();
+    spec.write(&source).unwrap();
+    dequantize::f32_copy(&source, &target).unwrap();
+    let (before, after) = (Header::read(&source).unwrap(), Header::read(&target).unwrap());
+    assert_eq!(after.get("general.file_type"), Some(&Value::U32(0)));
+    assert_eq!(after.get("tokenizer.ggml.tokens"), before.get("tokenizer.ggml.tokens"));
+    let (source, target) = (fs::read(source).unwrap(), fs::read(target).unwrap());
+    for ((info, _), (old, new)) in spec.tensors().iter().zip(before.tensors.iter().zip(&after.tensors)) {
+        assert_eq!((&old.name, &old.dimensions, 0), (&new.name, &new.dimensions, new.type_id));
+        let old_at = (before.data_start + old.offset) as usize;
+        let new_at = (after.data_start + new.offset) as usize;
+        let expected = dequantize::values(info.kind, &source[old_at..old_at + info.bytes() as usize]);
+        let found = dequantize::values(TensorType::F32, &target[new_at..new_at + 4 * expected.len()]);
+        assert!(expected == found, "{} has other values", info.name);
+    }
 }
