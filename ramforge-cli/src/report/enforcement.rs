@@ -38,7 +38,8 @@ pub struct Enforcement {
     pub limit_bytes: Option<u64>,
     /// The most the group ever held: `memory.peak`, or `memory.max_usage_in_bytes`.
     pub peak_bytes: Option<u64>,
-    /// Allocations that met the limit: `max` of `memory.events`, or the two `failcnt` files together.
+    /// Allocations that met the limit: `max` of `memory.events`, or the two `failcnt` files together where
+    /// the kernel counts in them.
     pub limit_events: Option<u64>,
     /// Processes of the group killed for memory.
     pub oom_kills: Option<u64>,

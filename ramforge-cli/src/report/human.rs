@@ -45,7 +45,7 @@ fn enforcement_rows(report: &Report) -> Vec<(String, String)> {
     if enforcement.backend == Backend::None {
         return rows;
     }
-    let no_file = "this kernel has no file for it";
+    let no_file = "this kernel does not show it";
     row("limit", known(enforcement.limit_bytes.map(exact), no_file));
     row("peak", known(enforcement.peak_bytes.map(exact), no_file));
     row("limit events", known(enforcement.limit_events, no_file));
@@ -114,7 +114,7 @@ limit                         64 MiB (67108864 bytes)
 peak                          63.90 MiB (67000000 bytes)
 limit events                  12
 OOM kills                     1
-swap peak                     not available (this kernel has no file for it)
+swap peak                     not available (this kernel does not show it)
 model cached before the drop  93.81 MiB (98362432 bytes)
 model cached after the drop   not available (why)
 memory.stat cache             4096

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::observe::cgroup::Memory;
+use crate::observe::cgroup::{Memory, MemoryV1};
 use crate::observe::process::Process;
 use crate::report::{Enforcement, Io, Timing};
 
@@ -50,12 +50,20 @@ pub(super) fn record_group(enforcement: &mut Enforcement, memory: &Memory) {
         Memory::V1(v1) => {
             enforcement.limit_bytes = v1.limit.and_then(|limit| limit.bytes());
             enforcement.peak_bytes = v1.max_usage;
-            // A charge that fails counts in one of the two files: the one whose limit it met first.
-            enforcement.limit_events = v1.failcnt.map(|failures| failures + v1.memsw_failcnt.unwrap_or(0));
+            enforcement.limit_events = limit_events_v1(v1);
             enforcement.swap_peak_bytes = None;
             enforcement.stat = selected(v1.stat.as_ref(), &STAT_V1);
         }
     }
+}
+
+/// A charge that fails counts in the file of the limit it met first. Where memory and swap together have the
+/// same limit as memory alone, that is `memory.memsw.failcnt`, and some kernels never write it: nothing
+/// counted is then nothing known.
+fn limit_events_v1(memory: &MemoryV1) -> Option<u64> {
+    let failures = memory.failcnt? + memory.memsw_failcnt.unwrap_or(0);
+    let always_memsw = memory.memsw_limit.is_some() && memory.memsw_limit == memory.limit;
+    (failures > 0 || !always_memsw).then_some(failures)
 }
 
 fn selected(stat: Option<&BTreeMap<String, u64>>, names: &[&str]) -> BTreeMap<String, u64> {
@@ -78,7 +86,7 @@ pub(super) fn record_process(timing: &mut Timing, io: &mut Io, process: &Process
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::cgroup::{Events, Limit, MemoryV1, MemoryV2};
+    use crate::observe::cgroup::{Events, Limit, MemoryV2};
 
     #[test]
     fn v2_files_become_report_fields() {
@@ -101,13 +109,25 @@ mod tests {
     #[test]
     fn v1_counts_both_kinds_of_failed_charges() {
         let failures = |failcnt, memsw_failcnt| {
-            let memory = Memory::V1(MemoryV1 { failcnt, memsw_failcnt, ..MemoryV1::default() });
-            let mut enforcement = Enforcement::default();
-            record_group(&mut enforcement, &memory);
-            enforcement.limit_events
+            limit_events_v1(&MemoryV1 { failcnt, memsw_failcnt, ..MemoryV1::default() })
         };
         assert_eq!(failures(Some(3), Some(4)), Some(7));
         assert_eq!(failures(Some(3), None), Some(3));
         assert_eq!(failures(None, None), None);
+    }
+
+    #[test]
+    fn v1_counts_that_some_kernels_never_make_are_not_taken_for_zero() {
+        let limit = Some(Limit::Bytes(64));
+        let same = MemoryV1 {
+            failcnt: Some(0),
+            memsw_failcnt: Some(0),
+            limit,
+            memsw_limit: limit,
+            ..MemoryV1::default()
+        };
+        assert_eq!(limit_events_v1(&same), None);
+        assert_eq!(limit_events_v1(&MemoryV1 { memsw_failcnt: Some(2), ..same.clone() }), Some(2));
+        assert_eq!(limit_events_v1(&MemoryV1 { memsw_limit: None, ..same }), Some(0));
     }
 }
