@@ -104,6 +104,20 @@ impl fmt::Display for Error {
     }
 }
 
+impl From<forge_core::Error> for Error {
+    fn from(error: forge_core::Error) -> Self {
+        let hint = match error.kind() {
+            forge_core::ErrorKind::ContextFull => Some("use a larger --ctx"),
+            _ => None,
+        };
+        let failed = Self::failed(error.to_string());
+        match hint {
+            Some(hint) => failed.hint(hint),
+            None => failed,
+        }
+    }
+}
+
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_deref().map(|source| source as _)

@@ -3,6 +3,9 @@
 //! The library never touches the terminal, the environment or the exit code; `main` does.
 #![forbid(unsafe_code)]
 
+pub mod cli;
+pub mod commands;
+pub mod engine;
 pub mod error;
 pub mod gguf;
 pub mod inspect;
@@ -10,5 +13,6 @@ pub mod observe;
 pub mod report;
 pub mod size;
 pub mod supervisor;
+pub mod support;
 
 pub use error::{Error, ErrorKind, Result};

@@ -1,3 +1,47 @@
-//! The `ramforge` command.
+//! The `ramforge` command: parse, call the library, exit code.
 #![forbid(unsafe_code)]
-fn main() {}
+
+use std::io::{IsTerminal, Write, stderr, stdin, stdout};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches};
+use ramforge::cli::Cli;
+use ramforge::commands::{Terminal, execute, long_version};
+use ramforge::{Error, Result};
+
+fn main() -> ExitCode {
+    let matches = Cli::command().long_version(long_version()).get_matches();
+    let result = Cli::from_arg_matches(&matches)
+        .map_err(|error| Error::usage(error.to_string()))
+        .and_then(|cli| run(cli));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // When standard error is closed, the exit code still says it.
+            let _ = print(&error);
+            ExitCode::from(error.kind().exit_code())
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    let exe = std::env::current_exe()
+        .map_err(|error| Error::failed("cannot find this program's own file").caused_by(error))?;
+    let mut terminal = Terminal {
+        out: &mut stdout().lock(),
+        err: &mut stderr(),
+        input_is_terminal: stdin().is_terminal(),
+        err_is_terminal: stderr().is_terminal(),
+        exe,
+    };
+    execute(cli, &mut terminal)
+}
+
+fn print(error: &Error) -> std::io::Result<()> {
+    let mut err = stderr().lock();
+    writeln!(err, "error: {error}")?;
+    for hint in error.hints() {
+        writeln!(err, "  hint: {hint}")?;
+    }
+    Ok(())
+}

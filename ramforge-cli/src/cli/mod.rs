@@ -1,0 +1,76 @@
+//! The command line. The doc comments here are the help text.
+
+mod run;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use clap_complete::Shell;
+
+pub use run::RunArgs;
+
+/// Run GGUF language models larger than the memory you allow, and see exactly where every byte was.
+///
+/// Start with: ramforge run MODEL.gguf --prompt "The capital of France is"
+#[derive(Debug, Parser)]
+#[command(name = "ramforge", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(disable_help_subcommand = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Continue a prompt with a model, inside a memory budget if you give one.
+    Run(Box<RunArgs>),
+    /// Show what a model file holds, reading its header only.
+    Inspect(InspectArgs),
+    /// List the architectures and tensor types that run, and for which of them there is evidence.
+    Support(SupportArgs),
+    /// Print the completion script for a shell.
+    Completions(CompletionsArgs),
+    /// The process that runs the model, started by `run`.
+    #[command(hide = true)]
+    Worker(HiddenArgs),
+    /// Cleans up after a supervisor that was killed.
+    #[command(hide = true)]
+    Guardian(HiddenArgs),
+    /// Enters a systemd scope before it becomes the worker.
+    #[command(hide = true)]
+    Scope(HiddenArgs),
+}
+
+/// Options of `inspect`.
+#[derive(Debug, clap::Args)]
+pub struct InspectArgs {
+    /// A GGUF file, any shard of a split model, or a folder with exactly one model.
+    pub model: PathBuf,
+    /// Print JSON instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `support`.
+#[derive(Debug, clap::Args)]
+pub struct SupportArgs {
+    /// Print JSON instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `completions`.
+#[derive(Debug, clap::Args)]
+pub struct CompletionsArgs {
+    /// The shell.
+    pub shell: Shell,
+}
+
+/// The one argument that the supervisor gives to a process of its own.
+#[derive(Debug, clap::Args)]
+pub struct HiddenArgs {
+    /// Written and read by the supervisor.
+    pub channel: String,
+}

@@ -1,0 +1,32 @@
+//! One file a subcommand: glue between the command line and the library, nothing more.
+
+mod completions;
+mod inspect;
+mod progress;
+mod run;
+mod support;
+mod terminal;
+mod version;
+mod worker;
+
+use crate::cli::{Cli, Command};
+use crate::{Result, supervisor};
+
+pub use terminal::Terminal;
+pub use version::long_version;
+
+/// Carries out a parsed command line.
+///
+/// # Errors
+/// What the command failed with; its kind is the exit code.
+pub fn execute(cli: Cli, terminal: &mut Terminal<'_>) -> Result<()> {
+    match cli.command {
+        Command::Run(args) => run::run(*args, terminal),
+        Command::Inspect(args) => inspect::inspect(&args, terminal),
+        Command::Support(args) => support::support(&args, terminal),
+        Command::Completions(args) => completions::completions(&args, terminal),
+        Command::Worker(args) => worker::worker(&args.channel, terminal),
+        Command::Guardian(args) => supervisor::guardian::run(&args.channel),
+        Command::Scope(args) => match supervisor::scope::enter(&args.channel)? {},
+    }
+}

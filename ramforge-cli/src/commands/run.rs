@@ -1,0 +1,188 @@
+//! `ramforge run`: options to settings, a supervised worker, and what is said about it.
+
+use std::ffi::OsString;
+
+use forge_core::Threads;
+
+use crate::cli::RunArgs;
+use crate::commands::Terminal;
+use crate::engine::{PromptSource, Sampling, Settings};
+use crate::gguf::{Model, printable};
+use crate::report::file::ReportFile;
+use crate::report::{self, Outcome, Report};
+use crate::size::exact;
+use crate::supervisor::{self, EnforceRequest, Finished, LogLevel, Record, Request, Sizes, worker};
+use crate::{Error, Result};
+
+pub fn run(args: RunArgs, terminal: &mut Terminal<'_>) -> Result<()> {
+    let prompt = prompt_source(&args, terminal)?;
+    // A report that cannot be written should not cost a run.
+    let report_file = args.residency_report_json.as_deref().map(ReportFile::prepare).transpose()?;
+    let mut report = Report::new(tool(), report::Model::default(), request(&args));
+    report.model.path = args.model.display().to_string();
+
+    let finished = match Model::open(&args.model) {
+        Ok(model) => supervised(&args, prompt, &model, report, terminal),
+        Err(error) => not_started(report, error),
+    };
+    if finished.error.is_some() && terminal.err_is_terminal {
+        // The worker may have died with a progress bar on the screen.
+        let _ = write!(terminal.err, "\r\x1b[K");
+    }
+    if args.profile {
+        profile(&finished.report, terminal);
+    }
+    if args.memory_report {
+        let mut text = Vec::new();
+        report::human::memory(&finished.report, &mut text).map_err(Terminal::cannot_write)?;
+        terminal.note(String::from_utf8_lossy(&text).trim_end());
+    }
+    let written = report_file.map_or(Ok(()), |file| file.write(&finished.report));
+    match (finished.error, written) {
+        (None, written) => written,
+        (Some(error), Ok(())) => Err(error),
+        (Some(error), Err(unwritten)) => Err(error.hint(format!("the report is missing too: {unwritten}"))),
+    }
+}
+
+fn prompt_source(args: &RunArgs, terminal: &Terminal<'_>) -> Result<PromptSource> {
+    match (&args.prompt, &args.prompt_file) {
+        (Some(text), _) => Ok(PromptSource::Text(text.clone())),
+        (None, Some(file)) => Ok(PromptSource::File(file.clone())),
+        (None, None) if terminal.input_is_terminal => Err(Error::usage("there is no prompt")
+            .hint("give one with --prompt TEXT or --prompt-file FILE, or pipe it in")),
+        (None, None) => Ok(PromptSource::StandardInput),
+    }
+}
+
+fn tool() -> report::Tool {
+    let origin = forge_core::backend::origin();
+    report::Tool {
+        name: "ramforge".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        native: report::Native {
+            source: origin.source.to_owned(),
+            source_version: origin.source_version.to_owned(),
+            llama_cpp: Some(origin.llama_cpp.to_owned()),
+            ggml: Some(origin.ggml.to_owned()),
+            patches: origin.patches.iter().map(|&patch| patch.to_owned()).collect(),
+        },
+    }
+}
+
+fn request(args: &RunArgs) -> report::Request {
+    report::Request {
+        ram_bytes: args.ram,
+        enforce_ram: args.enforce_ram,
+        context_tokens: args.ctx,
+        repack: Some(!args.no_repack),
+        prefetch: Some(!args.no_prefetch),
+        threads: Some(threads(args)),
+        device: Some(args.device.to_string()),
+        ..report::Request::default()
+    }
+}
+
+fn threads(args: &RunArgs) -> u32 {
+    args.threads.unwrap_or_else(|| Threads::default().decode)
+}
+
+fn not_started(mut report: Report, error: Error) -> Finished {
+    report.outcome = Outcome {
+        result: error.kind().into(),
+        exit_code: error.kind().exit_code(),
+        signal: None,
+        message: Some(error.to_string()),
+    };
+    Finished { report, error: Some(error) }
+}
+
+fn supervised(
+    args: &RunArgs,
+    prompt: PromptSource,
+    model: &Model,
+    mut report: Report,
+    terminal: &mut Terminal<'_>,
+) -> Finished {
+    let files: Vec<_> = model.files().iter().map(|file| file.path.clone()).collect();
+    report.model.files = model
+        .files()
+        .iter()
+        .map(|file| report::ModelFile { path: file.path.display().to_string(), bytes: file.bytes })
+        .collect();
+    report.model.architecture = Some(printable(model.architecture()).to_string());
+    report.model.tensor_count = Some(model.tensor_count() as u64);
+    report.model.tensor_bytes = Some(model.tensor_bytes());
+
+    let settings = Settings {
+        files: files.clone(),
+        prompt,
+        chat: args.chat,
+        system: args.system.clone(),
+        max_tokens: args.max_tokens,
+        context_tokens: args.ctx,
+        threads: threads(args),
+        sampling: Sampling {
+            temperature: args.temperature,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            min_p: args.min_p,
+            repeat_penalty: args.repeat_penalty,
+            seed: args.seed,
+        },
+        repack: !args.no_repack,
+        prefetch: !args.no_prefetch,
+        device: args.device.clone(),
+        progress: terminal.err_is_terminal,
+        verbose: args.verbose,
+    };
+    let settings = match serde_json::to_value(settings) {
+        Ok(settings) => settings,
+        Err(error) => {
+            return not_started(report, Error::failed("cannot pass on the settings").caused_by(error));
+        }
+    };
+    let exe = terminal.exe.clone();
+    let request = Request {
+        worker: vec![OsString::from(&exe), OsString::from(worker::COMMAND)],
+        exe,
+        settings,
+        model_files: files,
+        enforcement: args
+            .ram
+            .filter(|_| args.enforce_ram)
+            .map(|limit_bytes| EnforceRequest { limit_bytes, backend: args.enforce_backend.map(Into::into) }),
+        timeout: args.enforce_timeout,
+        sizes: Some(Sizes { file_weights_bytes: Some(model.tensor_bytes()), ..Sizes::default() }),
+    };
+    let verbose = args.verbose;
+    supervisor::supervise(&request, report, &mut |record| match record {
+        Record::NativeLog { text, .. } if verbose => terminal.note(text),
+        Record::Warning { text } => terminal.note(&format!("warning: {text}")),
+        Record::NativeLog { level: LogLevel::Warn, text } => terminal.note(&format!("warning: {text}")),
+        _ => {}
+    })
+}
+
+/// How long each part took, on standard error.
+fn profile(report: &Report, terminal: &mut Terminal<'_>) {
+    let timing = &report.timing;
+    let milliseconds = |ms: Option<f64>| ms.map_or("not reached".to_owned(), |ms| format!("{ms:.1} ms"));
+    let prompt_tokens = report.output.as_ref().map(|output| output.prompt_tokens);
+    let prompt_rate = match (prompt_tokens, timing.prompt_ms) {
+        (Some(tokens), Some(ms)) if ms > 0.0 => {
+            format!(" ({tokens} tokens, {:.1} tokens/s)", tokens as f64 * 1000.0 / ms)
+        }
+        _ => String::new(),
+    };
+    let decode = timing
+        .decode_tokens_per_second
+        .map_or("fewer than two tokens".to_owned(), |rate| format!("{rate:.2} tokens/s"));
+    terminal.note(&format!("load                 {}", milliseconds(timing.load_ms)));
+    terminal.note(&format!("prompt               {}{prompt_rate}", milliseconds(timing.prompt_ms)));
+    terminal.note(&format!("time to first token  {}", milliseconds(timing.time_to_first_token_ms)));
+    terminal.note(&format!("generation           {decode}"));
+    if let Some(read) = report.io.read_bytes {
+        terminal.note(&format!("read from disk       {}", exact(read)));
+    }
+}

@@ -1,0 +1,280 @@
+//! One run, from loading to the last token.
+
+use std::io::{Read, Write};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use forge_core::{
+    Backend, Batch, Context, ContextParams, ErrorKind as ForgeErrorKind, LoadMode, Model, ModelParams,
+    Sampler, SamplerChain, Threads, Token, Vocab,
+};
+
+use crate::engine::chat::{Message, Template};
+use crate::engine::generate::{Generated, Request, StopReason, generate};
+use crate::engine::{PromptSource, Sampling, Settings, require_cpu};
+use crate::report::Output;
+use crate::supervisor::{Record, RecordSink, Sizes};
+use crate::{Error, ErrorKind, Result};
+
+/// Tokens computed at once, and in one call.
+const BATCH_TOKENS: u32 = 512;
+
+/// Tokens the repetition penalty looks back.
+const PENALTY_TOKENS: u32 = 64;
+
+/// Shows how far the slow parts are. Methods are called often and must be cheap.
+pub trait Progress {
+    /// The model is loaded to this share, 0 to 1.
+    fn loading(&mut self, share: f32);
+    /// So many of the prompt's tokens are processed.
+    fn prompt(&mut self, done: usize, total: usize);
+    /// Nothing may be on the screen any more: the text begins.
+    fn clear(&mut self);
+}
+
+/// What the caller provides for a run.
+pub struct Surroundings<'run> {
+    /// Where the prompt is read from when it comes from standard input.
+    pub input: &'run mut dyn Read,
+    /// Where the model's text goes, and nothing else.
+    pub out: &'run mut dyn Write,
+    /// Shows progress.
+    pub progress: &'run mut dyn Progress,
+    /// Where records go.
+    pub records: &'run RecordSink,
+    /// Set when the run should stop.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// Runs `settings` to its end.
+///
+/// # Errors
+/// Whatever went wrong; [`ErrorKind::Interrupted`] when `stop` was set, after what was generated until then
+/// has been recorded.
+pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
+    let Surroundings { input, out, progress, records, stop } = surroundings;
+    let started = Instant::now();
+    let backend = Backend::init();
+    require_cpu(backend, &settings.device)?;
+    // Before the load: a prompt that cannot be read should not cost it.
+    let prompt = read_prompt(&settings.prompt, input)?;
+
+    let model = load(backend, settings, progress, &stop)?;
+    records.send(&Record::Loaded { load_ms: milliseconds(started) })?;
+    let (text, template_adds_bos) = prompt_text(settings, &model, prompt)?;
+    let tokens = model.vocab().encode(&text, !template_adds_bos, settings.chat)?;
+    let tokens = if tokens.is_empty() { vec![first_token(model.vocab())?] } else { tokens };
+
+    let mut context = context(settings, &model, tokens.len(), &stop)?;
+    records.send(&Record::Sizes(sizes(settings, &context)?))?;
+    let mut sampler = sampler(settings.sampling, model.vocab())?;
+    let mut batch = Batch::new(context.sizes().batch_tokens as usize, 1);
+
+    let prompt_started = Instant::now();
+    let last_output = process_prompt(&mut context, &mut batch, &tokens, progress)?;
+    progress.clear();
+    records.send(&Record::PromptDone { tokens: tokens.len() as u64, ms: milliseconds(prompt_started) })?;
+
+    let request = Request {
+        sampler: &mut sampler,
+        out,
+        position: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+        last_output,
+        max_tokens: settings.max_tokens,
+    };
+    let generated = generate(&mut context, &mut batch, request, || {
+        records.send(&Record::FirstToken { ms: milliseconds(started) })
+    })?;
+    records.send(&finished(&generated, tokens.len()))?;
+    if generated.stop == StopReason::Interrupted { Err(interrupted()) } else { Ok(()) }
+}
+
+fn read_prompt(source: &PromptSource, input: &mut dyn Read) -> Result<String> {
+    let mut bytes = Vec::new();
+    let from = match source {
+        PromptSource::Text(text) => return Ok(text.clone()),
+        PromptSource::File(path) => {
+            bytes = std::fs::read(path).map_err(|error| {
+                Error::failed(format!("cannot read the prompt from {}", path.display())).caused_by(error)
+            })?;
+            path.display().to_string()
+        }
+        PromptSource::StandardInput => {
+            input.read_to_end(&mut bytes).map_err(|error| {
+                Error::failed("cannot read the prompt from standard input").caused_by(error)
+            })?;
+            "standard input".to_owned()
+        }
+    };
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        Error::failed(format!("the prompt from {from} is not UTF-8 text: byte {at} begins no character"))
+    })
+}
+
+fn load(
+    backend: Backend,
+    settings: &Settings,
+    progress: &mut dyn Progress,
+    stop: &AtomicBool,
+) -> Result<Model> {
+    let params = ModelParams {
+        load_mode: LoadMode::Mmap,
+        prefetch: settings.prefetch,
+        extra_buffers: settings.repack,
+        ..ModelParams::default()
+    };
+    let mut on_progress = |share| {
+        progress.loading(share);
+        if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    Model::load(backend, &settings.files, params, Some(&mut on_progress)).map_err(native)
+}
+
+/// The text to tokenize, and whether it already begins with the model's beginning token.
+fn prompt_text(settings: &Settings, model: &Model, prompt: String) -> Result<(String, bool)> {
+    if !settings.chat {
+        return Ok((prompt, false));
+    }
+    let template = model.chat_template().ok_or_else(|| {
+        Error::failed("the model has no chat template")
+            .hint("leave out --chat to continue the prompt as text")
+    })?;
+    let mut messages = Vec::new();
+    if let Some(system) = &settings.system {
+        messages.push(Message { role: "system", content: system.clone() });
+    }
+    messages.push(Message { role: "user", content: prompt });
+    let vocab = model.vocab();
+    let bos = token_text(vocab, vocab.bos())?;
+    let eos = token_text(vocab, vocab.eos())?;
+    let text = Template::parse(template)?.render(&messages, &bos, &eos)?;
+    let has_bos = !bos.is_empty() && text.starts_with(&bos);
+    Ok((text, has_bos))
+}
+
+fn token_text(vocab: Vocab<'_>, token: Option<Token>) -> Result<String> {
+    let mut bytes = Vec::new();
+    if let Some(token) = token {
+        vocab.decode(token, true, &mut bytes)?;
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// An empty prompt continues from the token that begins a text.
+fn first_token(vocab: Vocab<'_>) -> Result<Token> {
+    vocab.bos().ok_or_else(|| {
+        Error::failed("the prompt is empty and the model has no token to begin a text with")
+            .hint("give a prompt with --prompt TEXT")
+    })
+}
+
+fn context<'model>(
+    settings: &Settings,
+    model: &'model Model,
+    prompt_tokens: usize,
+    stop: &Arc<AtomicBool>,
+) -> Result<Context<'model>> {
+    let prompt_tokens = u32::try_from(prompt_tokens)
+        .map_err(|_| Error::failed(format!("a prompt of {prompt_tokens} tokens is too long")))?;
+    let needed = prompt_tokens.saturating_add(settings.max_tokens);
+    let context_tokens =
+        settings.context_tokens.unwrap_or_else(|| needed.min(model.trained_context()).max(1));
+    if prompt_tokens > context_tokens {
+        return Err(Error::failed(format!(
+            "the prompt has {prompt_tokens} tokens and the context holds {context_tokens}"
+        ))
+        .hint(format!("use --ctx {needed}, or shorten the prompt")));
+    }
+    let params = ContextParams {
+        context_tokens,
+        batch_tokens: BATCH_TOKENS,
+        micro_batch_tokens: BATCH_TOKENS,
+        threads: Threads { decode: settings.threads, prompt: settings.threads, ..Threads::default() },
+        cancel: Some(Arc::clone(stop)),
+        ..ContextParams::default()
+    };
+    Context::new(model, &params).map_err(native)
+}
+
+/// The sizes of this run as the native library allocated them.
+fn sizes(settings: &Settings, context: &Context<'_>) -> Result<Sizes> {
+    let memory = context.memory_breakdown()?;
+    let anonymous: u64 = memory
+        .buffers
+        .iter()
+        .filter(|buffer| settings.repack && buffer.buffer.contains("REPACK"))
+        .map(|buffer| buffer.model_bytes)
+        .sum();
+    Ok(Sizes {
+        context_tokens: Some(context.sizes().context_tokens),
+        file_weights_bytes: Some(memory.model_bytes().saturating_sub(anonymous)),
+        anonymous_weights_bytes: Some(anonymous),
+        kv_bytes: Some(memory.context_bytes()),
+        compute_bytes: Some(memory.compute_bytes()),
+        ..Sizes::default()
+    })
+}
+
+fn sampler(sampling: Sampling, vocab: Vocab<'_>) -> Result<Sampler<'_>> {
+    let mut chain = SamplerChain::new(vocab)?;
+    if sampling.repeat_penalty != 1.0 {
+        chain = chain.repetition_penalty(PENALTY_TOKENS, sampling.repeat_penalty)?;
+    }
+    if sampling.temperature == 0.0 {
+        return Ok(chain.greedy()?);
+    }
+    let chain = chain.top_k(sampling.top_k)?.top_p(sampling.top_p)?.min_p(sampling.min_p)?;
+    Ok(chain.temperature(sampling.temperature)?.seeded(sampling.seed)?)
+}
+
+/// Decodes the prompt in batches; returns the index of its last token in the last batch.
+fn process_prompt(
+    context: &mut Context<'_>,
+    batch: &mut Batch,
+    tokens: &[Token],
+    progress: &mut dyn Progress,
+) -> Result<usize> {
+    let at_once = context.sizes().batch_tokens as usize;
+    let mut position = 0;
+    for chunk in tokens.chunks(at_once) {
+        batch.clear();
+        for &token in chunk {
+            let is_last = position as usize + 1 == tokens.len();
+            batch.push(token, position, &[0], is_last)?;
+            position += 1;
+        }
+        context.decode(batch).map_err(native)?;
+        progress.prompt(position as usize, tokens.len());
+    }
+    Ok(batch.len() - 1)
+}
+
+fn finished(generated: &Generated, prompt_tokens: usize) -> Record {
+    Record::Finished {
+        output: Output {
+            prompt_tokens: prompt_tokens as u64,
+            generated_tokens: generated.tokens.len() as u64,
+            stop_reason: Some(generated.stop.name().to_owned()),
+            token_fingerprint: Some(generated.fingerprint()),
+        },
+        decode_tokens_per_second: generated.tokens_per_second(),
+    }
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1000.0
+}
+
+fn interrupted() -> Error {
+    Error::new(ErrorKind::Interrupted, "interrupted")
+}
+
+fn native(error: forge_core::Error) -> Error {
+    match error.kind() {
+        ForgeErrorKind::Cancelled => interrupted(),
+        _ => error.into(),
+    }
+}
