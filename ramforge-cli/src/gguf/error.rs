@@ -134,9 +134,10 @@ impl Error {
                 "the file is truncated or damaged: at least {} bytes are missing; download it again",
                 needed.saturating_sub(*available)
             )),
-            _ => {
-                Some("the file is damaged or was written by a faulty converter; get another copy".to_owned())
-            }
+            _ => Some(
+                "the file is damaged, incomplete or written by a faulty converter; get another copy"
+                    .to_owned(),
+            ),
         };
         let error = crate::Error::failed(format!("cannot use {}", path.display())).caused_by(self);
         match hint {

@@ -43,6 +43,7 @@ impl Model {
             let metadata = &first.header.metadata;
             tensor_total(metadata, &files)?;
             let architecture = architecture(metadata)?;
+            no_adapter(metadata, &files)?;
             let hyperparameters = match has_layers(&architecture) {
                 true => Some(Hyperparameters::read(metadata, &architecture)?),
                 false => None,
@@ -117,6 +118,23 @@ fn architecture(metadata: &Metadata) -> Result<String, Error> {
             Ok(name.to_owned())
         }
         _ => Err(wrong()),
+    }
+}
+
+/// An adapter names the architecture that it adapts, but has nothing else of the model.
+fn no_adapter(metadata: &Metadata, files: &[ShardFile]) -> Result<(), Error> {
+    let mut tensors = files.iter().flat_map(|file| &file.header.tensors);
+    match metadata.get("general.type") {
+        Some(Value::String(kind))
+            if kind == b"adapter" && !tensors.any(|t| &*t.name == "token_embd.weight") =>
+        {
+            Err(Error::KeyValue {
+                key: "general.type".into(),
+                value: "\"adapter\"".into(),
+                rule: "an adapter is not a model; give the model that it adapts".into(),
+            })
+        }
+        _ => Ok(()),
     }
 }
 

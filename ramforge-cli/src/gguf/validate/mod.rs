@@ -37,7 +37,6 @@ type Check = fn(&Facts<'_>) -> Result<(), Error>;
 
 /// In the order in which a reader of the message would want to know.
 const CHECKS: &[Check] = &[
-    parameters::complete_model,
     parameters::general_types,
     parameters::numbers,
     parameters::epsilons,
@@ -132,7 +131,12 @@ mod tests {
         value_refused("llama.rope.freq_base", Value::F64(1e4), "llama.rope.freq_base is f64, expected f32");
         value_refused("tokenizer.ggml.add_bos_token", Value::U8(1), "add_bos_token is u8, expected bool");
         value_refused("general.architecture", string(""), "it must be the name of an architecture");
-        value_refused("general.type", string("adapter"), "an adapter is not a model");
+        refused("general.type is \"adapter\": an adapter is not a model", |file| {
+            file.set("general.type", string("adapter")).unset("llama.block_count").tensors.clear();
+        });
+        accepted(|file| {
+            file.set("general.type", string("adapter"));
+        });
     }
 
     #[test]

@@ -3,18 +3,6 @@
 use super::{Error, Facts};
 use crate::gguf::{text::printable, value::Value};
 
-/// An adapter has an architecture but not the model it adapts.
-pub(super) fn complete_model(facts: &Facts) -> Result<(), Error> {
-    match facts.metadata.get("general.type") {
-        Some(Value::String(kind)) if kind == b"adapter" => Err(Error::KeyValue {
-            key: "general.type".into(),
-            value: "\"adapter\"".into(),
-            rule: "an adapter is not a model; give the model that it adapts".into(),
-        }),
-        _ => Ok(()),
-    }
-}
-
 /// General keys that the native loader reads, and stops on when they have another type.
 pub(super) fn general_types(facts: &Facts) -> Result<(), Error> {
     facts.metadata.string("general.name")?;
