@@ -17,6 +17,14 @@ forge_status forge_decode(llama_context * context, llama_batch batch, int32_t * 
     });
 }
 
+forge_status forge_graph_reserve(llama_context * context, uint32_t tokens, uint32_t outputs,
+                                 ggml_cgraph ** out, forge_error * error) {
+    return forge_barrier(error, [&] {
+        *out = llama_graph_reserve(context, tokens, 1, outputs);
+        return *out != nullptr ? FORGE_OK : FORGE_FAILED;
+    });
+}
+
 forge_status forge_memory_breakdown(const llama_context * context, forge_memory * out, size_t capacity,
                                     size_t * count, forge_error * error) {
     return forge_barrier(error, [&] {

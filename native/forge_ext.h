@@ -60,6 +60,12 @@ forge_status forge_context_new(struct llama_model * model, struct llama_context_
 forge_status forge_decode(struct llama_context * context, struct llama_batch batch, int32_t * result,
                           forge_error * error);
 
+// Builds the graph that a batch of `tokens` tokens with `outputs` outputs would compute, without computing
+// it, and reserves its buffers. `*out` belongs to the context and is valid until the next call that builds
+// a graph.
+forge_status forge_graph_reserve(struct llama_context * context, uint32_t tokens, uint32_t outputs,
+                                 struct ggml_cgraph ** out, forge_error * error);
+
 // Bytes of one buffer type, as the native library sizes or allocated them.
 typedef struct forge_memory {
     size_t       size;        // sizeof(forge_memory)

@@ -10,6 +10,7 @@ use forge_sys as sys;
 
 use crate::batch::{Batch, SequenceId};
 use crate::error::{Error, ErrorKind, Result, logged_since, native_call};
+use crate::graph::{Hook, Observer, on_node};
 use crate::logits::Logits;
 use crate::model::Model;
 use crate::native_log;
@@ -80,6 +81,8 @@ pub struct ContextParams {
     pub key_type: KvType,
     /// Type of the values.
     pub value_type: KvType,
+    /// Whether an [`Observer`] will watch the nodes: it costs a few percent of the speed even when idle.
+    pub observed: bool,
     /// Setting this stops a decode between two operations, with [`ErrorKind::Cancelled`].
     pub cancel: Option<Arc<AtomicBool>>,
 }
@@ -96,6 +99,7 @@ impl Default for ContextParams {
             flash_attention: FlashAttention::Auto,
             key_type: KvType::F16,
             value_type: KvType::F16,
+            observed: false,
             cancel: None,
         }
     }
@@ -171,7 +175,8 @@ pub struct Context<'model> {
     has_memory: bool,
     /// For each token of the last batch that was decoded, whether it has logits.
     decoded_outputs: Vec<i8>,
-    // The native context refers to both until it is freed.
+    // The native context refers to these until it is freed.
+    hook: Option<OwnedHook>,
     _threads: ThreadPool,
     _cancel: Option<Arc<AtomicBool>>,
     _borrows: PhantomData<&'model Model>,
@@ -218,6 +223,12 @@ impl<'model> Context<'model> {
             native.abort_callback = Some(is_cancelled);
             native.abort_callback_data = Arc::as_ptr(cancel).cast_mut().cast();
         }
+        // Boxed and given away as a pointer, so that no Rust reference to it lives during a decode.
+        let hook = params.observed.then(|| OwnedHook::new());
+        if let Some(hook) = &hook {
+            native.cb_eval = Some(on_node);
+            native.cb_eval_user_data = hook.0.as_ptr().cast();
+        }
         let mut raw = std::ptr::null_mut();
         native_call(
             || format!("cannot make a context of {} tokens", params.context_tokens),
@@ -248,6 +259,7 @@ impl<'model> Context<'model> {
             sizes,
             has_memory,
             decoded_outputs: Vec::with_capacity(sizes.batch_tokens as usize),
+            hook,
             _threads: threads,
             _cancel: params.cancel.clone(),
             _borrows: PhantomData,
@@ -276,6 +288,34 @@ impl<'model> Context<'model> {
     /// with the library's message otherwise.
     pub fn decode(&mut self, batch: &mut Batch) -> Result<()> {
         self.check(batch)?;
+        self.hook_mut().map_or(Ok(()), |hook| hook.begin(batch.len()))?;
+        let decoded = self.decode_checked(batch);
+        // The observer's own reason comes first: the native library only knows that it was stopped.
+        if let Some(Err(error)) = self.hook_mut().map(Hook::end) {
+            self.decoded_outputs.clear();
+            return Err(error);
+        }
+        decoded
+    }
+
+    /// Has `observer` watch every later decode; returns the one before it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Limit`] when the context was not made with [`ContextParams::observed`].
+    pub fn observe(&mut self, observer: Box<dyn Observer>) -> Result<Option<Box<dyn Observer>>> {
+        match self.hook_mut() {
+            Some(hook) => Ok(hook.set(observer)),
+            None => Err(Error::limit("the context was not made to be observed")),
+        }
+    }
+
+    fn hook_mut(&mut self) -> Option<&mut Hook> {
+        // SAFETY: the hook lives as long as the context; native code uses it during a decode only, which
+        // borrows the context as this does.
+        self.hook.as_ref().map(|hook| unsafe { &mut *hook.0.as_ptr() })
+    }
+
+    fn decode_checked(&mut self, batch: &mut Batch) -> Result<()> {
         // The last logits are gone from here on, whatever happens.
         self.decoded_outputs.clear();
         let mark = native_log::mark();
@@ -406,6 +446,23 @@ impl Drop for Context<'_> {
     fn drop(&mut self) {
         // SAFETY: freed once; the thread pool and the flag it refers to are dropped after this.
         unsafe { sys::llama_free(self.as_ptr()) };
+    }
+}
+
+/// A hook at a fixed address, freed with its owner.
+#[derive(Debug)]
+struct OwnedHook(NonNull<Hook>);
+
+impl OwnedHook {
+    fn new() -> Self {
+        Self(NonNull::from(Box::leak(Box::new(Hook::new()))))
+    }
+}
+
+impl Drop for OwnedHook {
+    fn drop(&mut self) {
+        // SAFETY: made from a Box in `new`, freed once.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 

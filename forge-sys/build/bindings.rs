@@ -13,7 +13,9 @@ const FUNCTIONS: &[&str] = &[
     "ggml_blck_size",
     "ggml_cpu_has_.*",
     "ggml_get_type_traits_cpu",
+    "ggml_graph_(n_nodes|node)",
     "ggml_is_quantized",
+    "ggml_(nbytes|op_name)",
     "ggml_set_abort_callback",
     "ggml_threadpool_(free|new|params_init)",
     "ggml_type_(name|size)",
@@ -36,6 +38,17 @@ const FUNCTIONS: &[&str] = &[
     "llama_vocab_(bos|eos|eot|nl|pad|get_add_bos|get_add_eos|is_control|is_eog|n_tokens|type)",
 ];
 
+/// Functions that `examples/direct.rs` calls beside those, to do what a plain C program does. They can throw:
+/// forge-core has barriers for them.
+const DIRECT: &[&str] = &[
+    "llama_decode",
+    "llama_init_from_model",
+    "llama_model_load_from_file",
+    "llama_sampler_sample",
+    "llama_token_to_piece",
+    "llama_tokenize",
+];
+
 /// Writes `bindings.rs` to `out`, with bindgen's layout tests.
 pub fn generate(native: &Path, tree: &Path, out: &Path) -> Result<()> {
     let mut builder = bindgen::Builder::default()
@@ -49,7 +62,7 @@ pub fn generate(native: &Path, tree: &Path, out: &Path) -> Result<()> {
         .derive_default(true)
         .generate_comments(false)
         .layout_tests(true);
-    for function in FUNCTIONS {
+    for function in FUNCTIONS.iter().chain(DIRECT) {
         builder = builder.allowlist_function(function);
     }
     let bindings = builder.generate().map_err(|error| format!("bindgen: {error}"))?;
