@@ -11,6 +11,7 @@ pub mod gguf;
 pub mod inspect;
 pub mod observe;
 pub mod report;
+pub mod residency;
 pub mod size;
 pub mod supervisor;
 pub mod support;

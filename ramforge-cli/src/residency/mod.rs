@@ -1,0 +1,5 @@
+//! Where the weights are, and what is done about it: inventory → policy → plan → execute → observe.
+
+pub mod inventory;
+
+pub use inventory::{Backing, Inventory, Mapping, Tensor};
