@@ -151,9 +151,14 @@ impl Finished {
 }
 
 /// Where the groups of a back end are made on this machine, if it can be used: version 2 from the root
-/// group, as in the guest of tests/vm/run.
+/// group, scopes from a scope, as in the guests of tests/vm/run.
 fn base(backend: Backend) -> Result<PathBuf, String> {
     let groups = Groups::own(Path::new("/proc")).map_err(|error| error.to_string())?;
+    if backend == Backend::SystemdScope {
+        let scope = groups.v2.map(|own| own.dir).filter(|dir| dir.extension().is_some_and(|e| e == "scope"));
+        let slice = scope.as_deref().and_then(Path::parent).filter(|_| manager_runs());
+        return slice.map(Path::to_owned).ok_or("not in a scope of a systemd manager that runs".to_owned());
+    }
     let group = if backend == Backend::CgroupV1 { groups.v1_memory } else { groups.v2 };
     let dir = group.ok_or("its hierarchy is not mounted")?.dir;
     if backend == Backend::CgroupV2 {
@@ -179,6 +184,16 @@ fn groups_of(base: &Path, supervisor: u32) -> Vec<PathBuf> {
         path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix)) && path.is_dir()
     };
     entries.map(|entry| entry.path()).filter(named).collect()
+}
+
+/// The limited group among them; in a scope, what becomes the worker has made it.
+fn run_group_of(base: &Path, supervisor: u32) -> Option<PathBuf> {
+    let group = groups_of(base, supervisor).pop()?;
+    if group.extension().is_none_or(|extension| extension != "scope") {
+        return Some(group);
+    }
+    let inside = fs::read_dir(group).ok()?.filter_map(Result::ok).map(|entry| entry.path());
+    inside.into_iter().find(|path| path.file_name().unwrap().to_string_lossy().starts_with("ramforge-"))
 }
 
 fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -235,7 +250,7 @@ fn trials() -> Vec<Trial> {
             })
         })
         .into();
-    for backend in [Backend::CgroupV1, Backend::CgroupV2] {
+    for backend in [Backend::CgroupV1, Backend::CgroupV2, Backend::SystemdScope] {
         match base(backend) {
             Ok(base) => trials.extend(of_each.map(|(name, test)| {
                 let base = base.clone();
@@ -292,7 +307,7 @@ fn kernel_facts(backend: Backend, base: &Path) {
     );
     let running = Spec::shell(&script).limited(backend, 64 * MIB).start();
     wait_for("the worker", || ready.exists().then_some(()));
-    let dir = groups_of(base, running.process.id()).pop().expect("its group is there");
+    let dir = run_group_of(base, running.process.id()).expect("its group is there");
     let seen = match backend {
         Backend::CgroupV1 => Memory::V1(MemoryV1::sample(&dir).unwrap()),
         _ => Memory::V2(MemoryV2::sample(&dir).unwrap()),
@@ -419,7 +434,7 @@ fn killed_supervisor(backend: Backend, base: &Path) {
     let running = Spec::shell(&script).limited(backend, 64 * MIB).start();
     let pids = wait_for("the worker", || Some([number_in(&child)?, number_in(&own)?]));
     let pid = running.process.id();
-    assert_eq!(groups_of(base, pid).len(), 1);
+    assert!(!groups_of(base, pid).is_empty());
     running.signal(Signal::KILL);
     running.process.wait_with_output().unwrap();
     wait_for("the group to go", || groups_of(base, pid).is_empty().then_some(()));
@@ -454,7 +469,9 @@ fn cannot_start(backend: Backend, base: &Path) {
     let program = Some(PathBuf::from("/nonexistent/worker"));
     let finished = Spec { program, ..Spec::shell("").limited(backend, 64 * MIB) }.finish();
     finished.assert_end(RunResult::Error, 1);
-    assert!(finished.message().contains("No such file"), "{}", finished.message());
+    // In a scope, it is the scope's command that says so.
+    let said = backend == Backend::SystemdScope || finished.message().contains("No such file");
+    assert!(said, "{}", finished.message());
     assert_eq!(groups_of(base, finished.pid), [] as [PathBuf; 0]);
     assert_eq!(guardians_for(finished.pid), [] as [PathBuf; 0]);
 }
@@ -554,9 +571,15 @@ fn read_only_groups() {
 fn scope_holds_the_limit() {
     let folder = tempfile::tempdir().unwrap();
     let script = "cat /proc/self/cgroup; exec tail /dev/zero";
-    let mut command = Spec::shell(script).limited(Backend::SystemdScope, 16 * MIB).command();
+    let mut spec = Spec::shell(script).limited(Backend::SystemdScope, 16 * MIB);
+    // A login's own group is not delegated, so the scope is what is chosen there.
+    let chosen = manager_runs();
+    if chosen {
+        spec.backend = None;
+    }
+    let mut command = spec.command();
     let mut stand_in = None;
-    if !manager_runs() {
+    if !chosen {
         let base = match base(Backend::CgroupV2) {
             Ok(base) => base,
             Err(reason) => {
@@ -575,8 +598,11 @@ fn scope_holds_the_limit() {
     }
     let finished = running.finish();
     finished.assert_end(RunResult::OomKilled, 137);
-    assert_eq!(finished.report.enforcement.backend, Backend::SystemdScope);
-    assert!(finished.report.enforcement.oom_kills >= Some(1), "{finished:?}");
+    let enforcement = &finished.report.enforcement;
+    assert_eq!(enforcement.backend, Backend::SystemdScope);
+    assert!(enforcement.oom_kills >= Some(1), "{enforcement:?}");
+    let explained = enforcement.notes.iter().any(|note| note.starts_with("cgroup-v2 was not used: "));
+    assert_eq!(explained, chosen, "{enforcement:?}");
     let line = finished.text.lines().find(|line| line.starts_with("0::")).unwrap();
     let scope = Path::new(&line[3..]).parent().unwrap();
     assert_eq!(scope.extension().unwrap(), "scope", "{line}");
