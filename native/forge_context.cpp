@@ -1,5 +1,7 @@
 #include "forge_barrier.h"
 
+#include "ggml-cpu.h"
+#include "llama-context.h"
 #include "llama-ext.h"
 
 forge_status forge_context_new(llama_model * model, llama_context_params params, llama_context ** out,
@@ -22,6 +24,14 @@ forge_status forge_graph_reserve(llama_context * context, uint32_t tokens, uint3
     return forge_barrier(error, [&] {
         *out = llama_graph_reserve(context, tokens, 1, outputs);
         return *out != nullptr ? FORGE_OK : FORGE_FAILED;
+    });
+}
+
+forge_status forge_work_bytes(const llama_context * context, int threads, uint64_t * out, forge_error * error) {
+    return forge_barrier(error, [&] {
+        const ggml_cgraph * graph = context->get_gf_res_reserve()->get_gf();
+        *out = ggml_graph_plan(graph, threads, nullptr).work_size;
+        return FORGE_OK;
     });
 }
 

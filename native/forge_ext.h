@@ -76,6 +76,11 @@ typedef struct forge_memory {
     bool         host;        // ordinary memory of this machine
 } forge_memory;
 
+// Bytes of scratch memory that `threads` threads take to compute the graph the context has reserved, the
+// largest it computes. No buffer of forge_memory_breakdown has them: they are allocated by the computation.
+forge_status forge_work_bytes(const struct llama_context * context, int threads, uint64_t * out,
+                              forge_error * error);
+
 // Fills up to `capacity` entries; `*count` is how many there are.
 forge_status forge_memory_breakdown(const struct llama_context * context, forge_memory * out,
                                     size_t capacity, size_t * count, forge_error * error);

@@ -177,7 +177,7 @@ pub struct Context<'model> {
     decoded_outputs: Vec<i8>,
     // The native context refers to these until it is freed.
     hook: Option<OwnedHook>,
-    _threads: ThreadPool,
+    threads: ThreadPool,
     _cancel: Option<Arc<AtomicBool>>,
     _borrows: PhantomData<&'model Model>,
 }
@@ -260,7 +260,7 @@ impl<'model> Context<'model> {
             has_memory,
             decoded_outputs: Vec::with_capacity(sizes.batch_tokens as usize),
             hook,
-            _threads: threads,
+            threads,
             _cancel: params.cancel.clone(),
             _borrows: PhantomData,
         })
@@ -274,6 +274,11 @@ impl<'model> Context<'model> {
     /// The sizes, as the native library settled them.
     pub const fn sizes(&self) -> ContextSizes {
         self.sizes
+    }
+
+    /// The most threads that compute.
+    pub(crate) fn most_threads(&self) -> c_int {
+        self.threads.decode().max(self.threads.prompt())
     }
 
     pub(crate) const fn as_ptr(&self) -> *mut sys::llama_context {

@@ -47,6 +47,23 @@ impl MemoryBreakdown {
 }
 
 impl Context<'_> {
+    /// Bytes of scratch memory that the compute threads take for the largest batch. They are allocated by the
+    /// computation itself, so they are in no buffer of [`Context::memory_breakdown`].
+    ///
+    /// # Errors
+    /// When the native library throws.
+    pub fn work_bytes(&self) -> Result<u64> {
+        let mut bytes = 0;
+        native_call(
+            || "cannot ask for the scratch memory".into(),
+            // SAFETY: the context is alive and has reserved its largest graph when it was made.
+            |error| unsafe {
+                sys::forge_work_bytes(self.as_ptr(), self.most_threads(), &raw mut bytes, error)
+            },
+        )?;
+        Ok(bytes)
+    }
+
     /// The bytes the native library allocated for this context, or, with a model loaded with `no_alloc`,
     /// would allocate.
     ///

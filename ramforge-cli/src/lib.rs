@@ -10,9 +10,11 @@ pub mod error;
 pub mod gguf;
 pub mod inspect;
 pub mod observe;
+pub mod plan;
 pub mod report;
 pub mod residency;
 pub mod size;
+pub mod sizing;
 pub mod supervisor;
 pub mod support;
 

@@ -35,6 +35,9 @@ pub enum Command {
     /// The process that runs the model, started by `run`.
     #[command(hide = true)]
     Worker(HiddenArgs),
+    /// Asks the native library for sizes, for `plan` and `run`.
+    #[command(hide = true)]
+    Sizing(HiddenArgs),
     /// Cleans up after a supervisor that was killed.
     #[command(hide = true)]
     Guardian(HiddenArgs),

@@ -4,6 +4,7 @@ mod completions;
 mod inspect;
 mod progress;
 mod run;
+mod sizing;
 mod support;
 mod terminal;
 mod version;
@@ -26,6 +27,7 @@ pub fn execute(cli: Cli, terminal: &mut Terminal<'_>) -> Result<()> {
         Command::Support(args) => support::support(&args, terminal),
         Command::Completions(args) => completions::completions(&args, terminal),
         Command::Worker(args) => worker::worker(&args.channel, terminal),
+        Command::Sizing(args) => sizing::sizing(&args.channel, terminal),
         Command::Guardian(args) => supervisor::guardian::run(&args.channel),
         Command::Scope(args) => match supervisor::scope::enter(&args.channel)? {},
     }

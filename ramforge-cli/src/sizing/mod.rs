@@ -1,0 +1,147 @@
+//! Asking the native library for sizes, in a process of its own: it aborts on some files, and what a
+//! process like the worker holds besides the sized buffers can then be measured.
+//!
+//! The process is this executable with the hidden command [`COMMAND`]. It gets one JSON line for each
+//! context on standard input and answers each with one on standard output; native messages go to its
+//! standard error.
+
+mod helper;
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use forge_core::spawn::{Setup, spawn};
+use serde::{Deserialize, Serialize};
+
+use crate::plan::{ContextRequest, NativeSizes};
+use crate::{Error, ErrorKind, Result};
+
+pub use helper::run;
+
+/// The name of the hidden command.
+pub const COMMAND: &str = "sizing";
+
+/// How long one answer may take. The header of the largest vocabulary takes under a second.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The model to size: the argument of the hidden command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subject {
+    /// The model's files, the shards in their order.
+    pub files: Vec<PathBuf>,
+    /// Whether weights are repacked.
+    pub repack: bool,
+}
+
+/// What a helper answers.
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Sizes(NativeSizes),
+    Failed { kind: ErrorKind, message: String, hints: Vec<String> },
+}
+
+/// A helper process that holds one model's header. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Sizer {
+    child: Child,
+    requests: Option<ChildStdin>,
+    answers: Receiver<io::Result<String>>,
+    native: Option<JoinHandle<String>>,
+    name: String,
+}
+
+impl Sizer {
+    /// Starts a helper; `exe` is the executable with the hidden command.
+    ///
+    /// # Errors
+    /// The process cannot be started. What is wrong with the model comes with the first answer.
+    pub fn start(exe: &Path, subject: &Subject) -> Result<Self> {
+        let failed = |error: io::Error| Error::failed("cannot start the sizing process").caused_by(error);
+        let mut command = Command::new(exe);
+        command.arg(COMMAND).arg(serde_json::to_string(subject).map_err(|error| failed(error.into()))?);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child =
+            spawn(command, &Setup { die_with_parent: true, ..Setup::default() }).map_err(failed)?;
+        let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        let (sender, answers) = mpsc::channel();
+        thread::spawn(move || lines.for_each(|line| drop(sender.send(line))));
+        let native = last_message(child.stderr.take().expect("it is piped"));
+        let name = subject.files.first().map(|file| file.display().to_string()).unwrap_or_default();
+        Ok(Self { requests: child.stdin.take(), child, answers, native: Some(native), name })
+    }
+
+    /// The sizes of the model with one context.
+    ///
+    /// # Errors
+    /// The native library refuses the model or the context, or aborts the helper: the error has its message.
+    pub fn sizes(&mut self, request: &ContextRequest) -> Result<NativeSizes> {
+        // Without an answer the helper has ended, or hangs.
+        let line = self.ask(request).map_err(|_| self.ended())?;
+        let answer = serde_json::from_str(&line)
+            .map_err(|error| Error::failed("cannot understand the sizing process").caused_by(error))?;
+        match answer {
+            Answer::Sizes(sizes) => Ok(sizes),
+            Answer::Failed { kind, message, hints } => {
+                Err(hints.into_iter().fold(Error::new(kind, message), Error::hint))
+            }
+        }
+    }
+
+    fn ask(&mut self, request: &ContextRequest) -> io::Result<String> {
+        let mut line = serde_json::to_vec(request)?;
+        line.push(b'\n');
+        let pipe = self.requests.as_mut().expect("it is open until this is dropped");
+        pipe.write_all(&line)?;
+        self.answers.recv_timeout(PATIENCE).map_err(io::Error::other)?
+    }
+
+    /// The error of a helper that gave no answer.
+    fn ended(&mut self) -> Error {
+        // One that hangs is ended; one that has ended keeps its status.
+        let _ = self.child.kill();
+        let status = self.child.wait().ok();
+        let native = self.native.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        crashed(&self.name, status, native.trim())
+    }
+}
+
+fn crashed(name: &str, status: Option<ExitStatus>, native: &str) -> Error {
+    let signal = status.and_then(|status| status.signal());
+    let how = signal.map_or("ended".to_owned(), |signal| {
+        signal_hook::low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_owned)
+    });
+    let message = match native {
+        "" => format!("native code cannot size {name} ({how}, without a message)"),
+        said => format!("native code cannot size {name} ({how}): {said}"),
+    };
+    Error::new(ErrorKind::NativeAbort, message)
+        .hint("check the model file: `ramforge inspect` reads its header, a checksum shows damage")
+}
+
+impl Drop for Sizer {
+    fn drop(&mut self) {
+        // The helper ends at the end of its input; the kill is for one that is in the middle of something.
+        self.requests = None;
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Remembers the last line said on `stderr`, so that the pipe never fills up.
+fn last_message(stderr: ChildStderr) -> JoinHandle<String> {
+    thread::spawn(move || {
+        let mut last = String::new();
+        for line in BufReader::new(stderr).split(b'\n').map_while(io::Result::ok) {
+            let line = String::from_utf8_lossy(&line);
+            if !line.trim().is_empty() {
+                last = line.into_owned();
+            }
+        }
+        last
+    })
+}
