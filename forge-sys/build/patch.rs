@@ -31,7 +31,8 @@ impl Series {
     /// Fails unless `tree` already carries every patch.
     pub fn require_applied(&self, tree: &Path) -> Result<()> {
         for patch in &self.patches {
-            let output = git_apply(tree, &["--reverse", "--check"], patch)?;
+            // Without context: it may differ in a tree of another version, and our own lines say enough.
+            let output = git_apply(tree, &["--reverse", "--check", "-C0"], patch)?;
             if !output.status.success() {
                 return Err(format!(
                     "FORGE_LLAMA_DIR does not carry {}; apply the series first (build-scripts/patches apply)",
