@@ -176,7 +176,8 @@ pub struct Context<'model> {
     /// For each token of the last batch that was decoded, whether it has logits.
     decoded_outputs: Vec<i8>,
     // The native context refers to these until it is freed.
-    hook: Option<OwnedHook>,
+    hook: Option<OwnedHook<'model>>,
+    _counted: Counted<'model>,
     threads: ThreadPool,
     _cancel: Option<Arc<AtomicBool>>,
     _borrows: PhantomData<&'model Model>,
@@ -224,11 +225,13 @@ impl<'model> Context<'model> {
             native.abort_callback_data = Arc::as_ptr(cancel).cast_mut().cast();
         }
         // Boxed and given away as a pointer, so that no Rust reference to it lives during a decode.
-        let hook = params.observed.then(|| OwnedHook::new());
+        let hook = params.observed.then(OwnedHook::new);
         if let Some(hook) = &hook {
             native.cb_eval = Some(on_node);
             native.cb_eval_user_data = hook.0.as_ptr().cast();
         }
+        model.add_context()?;
+        let counted = Counted(model);
         let mut raw = std::ptr::null_mut();
         native_call(
             || format!("cannot make a context of {} tokens", params.context_tokens),
@@ -260,6 +263,7 @@ impl<'model> Context<'model> {
             has_memory,
             decoded_outputs: Vec::with_capacity(sizes.batch_tokens as usize),
             hook,
+            _counted: counted,
             threads,
             _cancel: params.cancel.clone(),
             _borrows: PhantomData,
@@ -307,14 +311,17 @@ impl<'model> Context<'model> {
     ///
     /// # Errors
     /// [`ErrorKind::Limit`] when the context was not made with [`ContextParams::observed`].
-    pub fn observe(&mut self, observer: Box<dyn Observer>) -> Result<Option<Box<dyn Observer>>> {
+    pub fn observe(
+        &mut self,
+        observer: Box<dyn Observer + 'model>,
+    ) -> Result<Option<Box<dyn Observer + 'model>>> {
         match self.hook_mut() {
             Some(hook) => Ok(hook.set(observer)),
             None => Err(Error::limit("the context was not made to be observed")),
         }
     }
 
-    fn hook_mut(&mut self) -> Option<&mut Hook> {
+    fn hook_mut(&mut self) -> Option<&mut Hook<'model>> {
         // SAFETY: the hook lives as long as the context; native code uses it during a decode only, which
         // borrows the context as this does.
         self.hook.as_ref().map(|hook| unsafe { &mut *hook.0.as_ptr() })
@@ -454,17 +461,27 @@ impl Drop for Context<'_> {
     }
 }
 
+/// A context that its model knows of.
+#[derive(Debug)]
+struct Counted<'model>(&'model Model);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.remove_context();
+    }
+}
+
 /// A hook at a fixed address, freed with its owner.
 #[derive(Debug)]
-struct OwnedHook(NonNull<Hook>);
+struct OwnedHook<'model>(NonNull<Hook<'model>>);
 
-impl OwnedHook {
+impl OwnedHook<'_> {
     fn new() -> Self {
         Self(NonNull::from(Box::leak(Box::new(Hook::new()))))
     }
 }
 
-impl Drop for OwnedHook {
+impl Drop for OwnedHook<'_> {
     fn drop(&mut self) {
         // SAFETY: made from a Box in `new`, freed once.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });

@@ -115,20 +115,21 @@ pub trait Observer: Send {
 }
 
 /// The observer of a context, at an address that native code keeps.
-pub(crate) struct Hook {
-    observer: Option<Box<dyn Observer>>,
+pub(crate) struct Hook<'model> {
+    observer: Option<Box<dyn Observer + 'model>>,
     stopped: bool,
 }
 
-impl Hook {
+impl<'model> Hook<'model> {
     pub(crate) const fn new() -> Self {
         Self { observer: None, stopped: false }
     }
 
-    pub(crate) fn set(&mut self, observer: Box<dyn Observer>) -> Option<Box<dyn Observer>> {
+    pub(crate) fn set(&mut self, observer: Box<dyn Observer + 'model>) -> Option<Box<dyn Observer + 'model>> {
         self.observer.replace(observer)
     }
 
+    /// What the observer's `begin` says.
     pub(crate) fn begin(&mut self, tokens: usize) -> Result<()> {
         self.stopped = false;
         self.observer.as_mut().map_or(Ok(()), |observer| observer.begin(tokens))
@@ -143,7 +144,7 @@ impl Hook {
     }
 }
 
-impl std::fmt::Debug for Hook {
+impl std::fmt::Debug for Hook<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Hook").field("observed", &self.observer.is_some()).finish()
     }
@@ -154,7 +155,7 @@ impl std::fmt::Debug for Hook {
 pub(crate) extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user: *mut c_void) -> bool {
     // SAFETY: `user` is the Hook that the context owns; a decode borrows the context mutably, so nothing
     // else refers to it now.
-    let hook = unsafe { &mut *user.cast::<Hook>() };
+    let hook = unsafe { &mut *user.cast::<Hook<'_>>() };
     if hook.stopped {
         return ask;
     }

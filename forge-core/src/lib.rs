@@ -25,6 +25,7 @@ pub mod pages;
 pub mod sampler;
 pub mod sizing;
 pub mod spawn;
+pub mod staging;
 pub mod threads;
 pub mod vocab;
 

@@ -1,12 +1,16 @@
 //! The tensors of a loaded model, as the native library holds them.
 
 use std::ffi::CStr;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 
 use forge_sys as sys;
+use procfs::process::{MemoryMap, Process};
 
 use crate::capability::TensorType;
-use crate::error::{Result, native_call};
+use crate::error::{Error, ErrorKind, Result, native_call};
 use crate::model::Model;
+use crate::staging::Region;
 
 /// One tensor of a loaded model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,4 +68,44 @@ impl Model {
             file_backed: native.host_ptr,
         })
     }
+}
+
+/// Checks that the kernel has each region mapped from the file and offset it names.
+///
+/// # Errors
+/// [`ErrorKind::Limit`] when it has not, [`ErrorKind::System`] when the list of mappings cannot be read.
+pub(crate) fn require_mapped(regions: &[Region], files: &[File]) -> Result<()> {
+    let system = |error: &dyn std::fmt::Display| {
+        Error::new(ErrorKind::System, format!("cannot read the list of mappings: {error}"))
+    };
+    let inodes: Vec<u64> = files
+        .iter()
+        .map(|file| file.metadata().map(|metadata| metadata.ino()))
+        .collect::<std::io::Result<_>>()
+        .map_err(|error| system(&error))?;
+    let maps = Process::myself().and_then(|process| process.maps()).map_err(|error| system(&error))?;
+    for region in regions {
+        let mut next = region.address as u64;
+        let end = next + region.bytes as u64;
+        // The list is sorted by address; a region may span mappings that advice has split.
+        for map in maps.iter().filter(|map| map.address.1 > region.address as u64) {
+            if next >= end || map.address.0 > next || !shows(map, next, region, inodes[region.file]) {
+                break;
+            }
+            next = map.address.1;
+        }
+        if next < end {
+            return Err(Error::limit(format!(
+                "the pages at {:#x} are not the mapping of file {} from byte {} on",
+                region.address, region.file, region.offset
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the mapping shows, at `address`, the byte of the file that belongs there.
+fn shows(map: &MemoryMap, address: u64, region: &Region, inode: u64) -> bool {
+    let in_file = region.offset + (address - region.address as u64);
+    map.inode == inode && map.offset + (address - map.address.0) == in_file
 }

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forge_sys as sys;
 
@@ -79,6 +80,24 @@ pub type Progress<'a> = &'a mut dyn FnMut(f32) -> ControlFlow<()>;
 pub struct Model {
     raw: NonNull<sys::llama_model>,
     params: ModelParams,
+    users: Mutex<Users>,
+}
+
+/// Who uses the model's memory now.
+#[derive(Debug, Default)]
+struct Users {
+    contexts: usize,
+    claimed: bool,
+}
+
+/// The right to rearrange the model's pages: while it is held, the model has one context and gets no other.
+#[derive(Debug)]
+pub(crate) struct Claim<'model>(&'model Model);
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.0.users().claimed = false;
+    }
 }
 
 // SAFETY: llama_model is immutable once loaded (llama.cpp shares one model between contexts on any threads),
@@ -136,12 +155,46 @@ impl Model {
         loaded?;
         let raw = NonNull::new(raw)
             .ok_or_else(|| Error::new(ErrorKind::Native, "the native library returned no model"))?;
-        Ok(Self { raw, params })
+        Ok(Self { raw, params, users: Mutex::default() })
     }
 
     /// The parameters it was loaded with.
     pub const fn params(&self) -> ModelParams {
         self.params
+    }
+
+    fn users(&self) -> MutexGuard<'_, Users> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts one more context.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Limit`] while the model is claimed.
+    pub(crate) fn add_context(&self) -> Result<()> {
+        let mut users = self.users();
+        if users.claimed {
+            return Err(Error::limit("the model is being streamed for another context"));
+        }
+        users.contexts += 1;
+        Ok(())
+    }
+
+    pub(crate) fn remove_context(&self) {
+        self.users().contexts -= 1;
+    }
+
+    /// Claims the model for its only context.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Limit`] when it has several contexts, or is claimed.
+    pub(crate) fn claim(&self) -> Result<Claim<'_>> {
+        let mut users = self.users();
+        if users.claimed || users.contexts != 1 {
+            return Err(Error::limit("a model is streamed for one context only"));
+        }
+        users.claimed = true;
+        Ok(Claim(self))
     }
 
     pub(crate) const fn as_ptr(&self) -> *mut sys::llama_model {

@@ -1,0 +1,23 @@
+//! Streaming weights from disk while the model computes: mechanism without policy.
+//!
+//! A [`StreamPlan`] says which pages of the model's files are pinned in anonymous memory and which are read
+//! anew in every pass, in units of whole pages. [`stream`] pins the former and keeps reading the
+//! latter, in the order in which the graph uses them and across passes, into a pool of blocks. When the
+//! computation comes to a unit, its blocks' pages are laid over the tensors' own addresses (mremap); when the
+//! unit's last use is computed, the pages go back to the pool and the file is mapped there again.
+//!
+//! Addresses never change, and at every moment an address yields the file's bytes: from a block whose read
+//! has completed, from pinned memory, or from the file's mapping. A graph that differs from the planned one is
+//! therefore slow, not wrong.
+
+mod memory;
+mod pin;
+mod plan;
+mod queue;
+mod reader;
+mod schedule;
+mod streamer;
+
+pub use plan::{PAGE_BYTES, Region, StreamPlan, Unit};
+pub use reader::{ReadAt, Target, buffered_reader, direct_reader};
+pub use streamer::{StreamHandle, StreamStats, stream};

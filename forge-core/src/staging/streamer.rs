@@ -1,0 +1,285 @@
+//! The observer that stages units before their first use and takes them away after their last.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::memory::{advise_random, drop_pages, lay_over, map_file};
+use super::pin::pin;
+use super::plan::{Region, StreamPlan};
+use super::queue::{Loaded, Queue};
+use super::reader::ReadAt;
+use super::schedule::Schedule;
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, Result};
+use crate::graph::{Node, Observer};
+use crate::mapping::require_mapped;
+use crate::model::Claim;
+
+/// What streaming has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamStats {
+    /// Batches computed.
+    pub passes: u64,
+    /// Bytes read for units, whether used yet or not.
+    pub bytes_read: u64,
+    /// How long the computation waited for units.
+    pub stalled: Duration,
+    /// Batches whose graph was not the planned one: right, but slow, because units were read through the
+    /// mapping.
+    pub unplanned_passes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    passes: AtomicU64,
+    stalled_ns: AtomicU64,
+    unplanned_passes: AtomicU64,
+}
+
+/// Reads the statistics of a streamer that a context owns.
+#[derive(Clone, Debug)]
+pub struct StreamHandle {
+    counters: Arc<Counters>,
+    bytes_read: Arc<AtomicU64>,
+}
+
+impl StreamHandle {
+    /// What streaming has done so far.
+    pub fn stats(&self) -> StreamStats {
+        StreamStats {
+            passes: self.counters.passes.load(Ordering::Relaxed),
+            bytes_read: self.bytes_read.load(Ordering::Relaxed),
+            stalled: Duration::from_nanos(self.counters.stalled_ns.load(Ordering::Relaxed)),
+            unplanned_passes: self.counters.unplanned_passes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Streams a model's units while its only context decodes.
+struct Streamer<'model> {
+    queue: Queue,
+    files: Vec<File>,
+    rows: Vec<Region>,
+    /// The schedules of batches of one token, and of more.
+    one: Schedule,
+    many: Schedule,
+    counters: Arc<Counters>,
+    /// The number of the unit that the present pass begins with, counted across passes.
+    first: u64,
+    /// Whether the present batch has one token.
+    single: bool,
+    /// Units that are laid over the mapping, by their position in the order of use.
+    staged: HashMap<usize, Loaded>,
+    /// Units staged in this pass so far, whether they still are or not.
+    begun: usize,
+    /// Nodes of this pass that the scheduler has asked about.
+    asked: usize,
+    /// Whether this pass's graph has been the planned one so far.
+    planned: bool,
+    error: Option<Error>,
+    /// Given up for ever when the mapping could not be put right again.
+    claim: Option<Claim<'model>>,
+}
+
+/// Pins what `plan` pins, starts reading what it streams, and stages it whenever `context` decodes, which must
+/// be its model's only one, made to be observed, and with batches as large as its micro-batches. `progress` is
+/// called with the bytes pinned so far; `false` gives up with [`ErrorKind::Cancelled`].
+///
+/// # Errors
+/// [`ErrorKind::Limit`] for a plan that makes no sense, whose pool is too small for what is used at once, or
+/// whose regions are not the model's mapping; [`ErrorKind::System`] when reading or mapping fails.
+pub fn stream(
+    context: &mut Context<'_>,
+    plan: &StreamPlan,
+    reader: Arc<dyn ReadAt>,
+    progress: &mut dyn FnMut(usize) -> bool,
+) -> Result<StreamHandle> {
+    plan.check()?;
+    let sizes = context.sizes();
+    if sizes.batch_tokens > sizes.micro_batch_tokens {
+        return Err(Error::limit("streaming needs a batch no larger than the micro-batch"));
+    }
+    let claim = context.model().claim()?;
+    let files = plan.files.iter().map(File::open).collect::<io::Result<Vec<_>>>();
+    let files = files.map_err(|error| system("open the model's files", &error))?;
+    require_mapped(&plan.regions(), &files)?;
+    let one = Schedule::new(&context.planned_nodes(1)?, &plan.units);
+    let many = Schedule::new(&context.planned_nodes(sizes.micro_batch_tokens)?, &plan.units);
+    if one.order != many.order || one.order.len() != plan.units.len() {
+        return Err(Error::limit("the graphs for one and for many tokens use the units in another order"));
+    }
+    for schedule in [&one, &many] {
+        let needed = schedule.most_blocks(&plan.units, plan.block_bytes);
+        if needed > plan.blocks {
+            return Err(Error::limit(format!(
+                "a pool of {} blocks is too small for the units in use at once, which take {needed}",
+                plan.blocks
+            )));
+        }
+    }
+    // SAFETY: the regions were just compared with the kernel's own list of this process's mappings; the claim
+    // keeps every other context of the model away, and this one does not decode now.
+    unsafe { pin(&plan.pinned, plan.readers, &*reader, progress) }.map_err(|error| match error.kind() {
+        io::ErrorKind::Interrupted => Error::new(ErrorKind::Cancelled, "pinning the weights was cancelled"),
+        _ => system("pin the weights", &error),
+    })?;
+    plan.rows.iter().for_each(advise_random);
+    let queue = Queue::start(plan, &one.order, reader).map_err(|error| system("start reading", &error))?;
+    let counters = Arc::new(Counters::default());
+    let handle = StreamHandle { counters: Arc::clone(&counters), bytes_read: queue.bytes_read() };
+    context.observe(Box::new(Streamer {
+        queue,
+        files,
+        rows: plan.rows.clone(),
+        one,
+        many,
+        counters,
+        first: 0,
+        single: true,
+        staged: HashMap::new(),
+        begun: 0,
+        asked: 0,
+        planned: true,
+        error: None,
+        claim: Some(claim),
+    }))?;
+    Ok(handle)
+}
+
+impl Streamer<'_> {
+    const fn schedule(&self) -> &Schedule {
+        if self.single { &self.one } else { &self.many }
+    }
+
+    /// Stages units until `count` have been staged in this pass, waiting for them, and whatever else has
+    /// arrived already.
+    fn stage(&mut self, count: usize) -> Result<()> {
+        let units = self.schedule().order.len();
+        while self.begun < units {
+            let number = self.first + self.begun as u64;
+            let arrived = if self.begun < count {
+                self.queue.take(number).map(|(loaded, waited)| {
+                    let waited = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+                    self.counters.stalled_ns.fetch_add(waited, Ordering::Relaxed);
+                    Some(loaded)
+                })
+            } else {
+                self.queue.try_take(number)
+            };
+            let arrived = arrived.map_err(|error| system("read the weights", &error))?;
+            let Some(loaded) = arrived else { return Ok(()) };
+            for piece in &loaded.pieces {
+                // SAFETY: the piece's pages hold what the mapping shows at its address, because its read has
+                // completed; no compute thread is working while an observer runs.
+                unsafe { lay_over(piece.source, piece.region.address, piece.region.bytes) }
+                    .map_err(|error| system("stage the weights", &error))?;
+            }
+            self.staged.insert(self.begun, loaded);
+            self.begun += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes the unit at `position` away: its pages go back to the pool, and the file is mapped there again.
+    fn release(&mut self, position: usize) -> Result<()> {
+        let Some(loaded) = self.staged.remove(&position) else { return Ok(()) };
+        for piece in &loaded.pieces {
+            let region = &piece.region;
+            // SAFETY: no compute thread is working while an observer runs, so nobody sees the moment between
+            // the two; the address range is the model's mapping of this file.
+            let restored = unsafe {
+                lay_over(region.address, piece.source, region.bytes)
+                    .and_then(|()| map_file(region, &self.files[region.file]))
+            };
+            if let Err(error) = restored {
+                // From here on the address may show empty pages: nothing may ever compute on them.
+                std::mem::forget(self.claim.take());
+                return Err(system("put the mapping back", &error));
+            }
+        }
+        self.queue.give_back(&loaded);
+        Ok(())
+    }
+
+    /// Keeps the error for [`Observer::end`], and stops the decode.
+    fn give_up(&mut self, error: Error) -> ControlFlow<()> {
+        self.error = Some(error);
+        ControlFlow::Break(())
+    }
+}
+
+impl Observer for Streamer<'_> {
+    fn begin(&mut self, tokens: usize) -> Result<()> {
+        if self.claim.is_none() {
+            return Err(Error::new(ErrorKind::System, "the model's mapping is damaged by an earlier error"));
+        }
+        self.single = tokens == 1;
+        self.begun = 0;
+        self.asked = 0;
+        self.planned = true;
+        let count = self.schedule().steps.first().map_or(0, |step| step.begun);
+        self.stage(count)
+    }
+
+    fn wants(&mut self, node: Node<'_>) -> bool {
+        let begun = self.begun;
+        let steps = &self.schedule().steps;
+        let step = steps.get(self.asked).filter(|step| self.planned && *step.name == *node.name());
+        let Some(step) = step else {
+            // Another graph than the planned one: what is not staged is read through the mapping.
+            self.planned = false;
+            return false;
+        };
+        let next_begins = steps.get(self.asked + 1).is_some_and(|next| next.begun > begun);
+        let wanted = next_begins || !step.ends.is_empty();
+        self.asked += 1;
+        wanted
+    }
+
+    fn computed(&mut self, _: Node<'_>) -> ControlFlow<()> {
+        let steps = &self.schedule().steps;
+        let ends = steps[self.asked - 1].ends.clone();
+        let count = steps.get(self.asked).map_or(0, |next| next.begun);
+        for position in ends {
+            if let Err(error) = self.release(position) {
+                return self.give_up(error);
+            }
+        }
+        match self.stage(count) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => self.give_up(error),
+        }
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let mut positions: Vec<usize> = self.staged.keys().copied().collect();
+        positions.sort_unstable();
+        for position in positions {
+            if let Err(error) = self.release(position) {
+                self.error.get_or_insert(error);
+            }
+        }
+        let units = self.one.order.len();
+        self.first += units as u64;
+        if self.begun < units {
+            self.queue.restart(self.first);
+        }
+        for region in &self.rows {
+            drop_pages(region, &self.files[region.file]);
+        }
+        self.counters.passes.fetch_add(1, Ordering::Relaxed);
+        if !self.planned {
+            self.counters.unplanned_passes.fetch_add(1, Ordering::Relaxed);
+        }
+        self.error.take().map_or(Ok(()), Err)
+    }
+}
+
+fn system(what: &str, error: &io::Error) -> Error {
+    Error::new(ErrorKind::System, format!("cannot {what}: {error}"))
+}
