@@ -85,10 +85,13 @@ def homes(hunks, source):
 def leave(folder, source, results):
     """Makes `folder` the work tree of the patches that fit. A tree that is so already is not touched, so that
     a build of it stays valid; one that carries somebody's work is refused."""
-    with tempfile.TemporaryDirectory(prefix="patches-rebase-") as scratch:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="rebase-", dir=folder.parent) as scratch:
         new = Tree.create(pathlib.Path(scratch) / "llama.cpp", source)
         for result in results:
-            if result.verdict != CONFLICT:
+            if result.verdict == CONFLICT:
+                new.keep_message(result.patch)
+            else:
                 new.write(result.files, result.patch.message())
         head = new.git("rev-parse", "HEAD")
         write_text(new.path / ".git/MADE", head)
@@ -103,5 +106,4 @@ def leave(folder, source, results):
             shutil.rmtree(old.path)
         elif folder.is_dir() and any(folder.iterdir()):
             raise Failure(f"{folder} is not empty and was not made by `patches rebase`; name another folder")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(new.path, folder, symlinks=True, dirs_exist_ok=True)
+        new.path.rename(folder)

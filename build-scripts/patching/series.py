@@ -110,12 +110,17 @@ class Series:
         self.names = read_text(folder / "series").splitlines()
         self.patches = [Patch(folder / name) for name in self.names if (folder / name).is_file()]
 
+    def malformed(self):
+        """What keeps the series from being read, as `file:line: what`."""
+        found = [f"{self.folder / 'series'}:{line}: {text}" for line, text in self.list_problems()]
+        return found + [f"{patch.path}:{line}: {text}" for patch in self.patches for line, text in patch.problems]
+
     def problems(self):
         """Every rule broken, as `file:line: what`."""
-        found = [f"{self.folder / 'series'}:{line}: {text}" for line, text in self.list_problems()]
+        found = self.malformed()
         for patch in self.patches:
-            problems = [*patch.problems, *header_problems(patch), *hunk_problems(patch)]
-            found += [f"{patch.path}:{line}: {text}" for line, text in sorted(problems)]
+            problems = sorted([*header_problems(patch), *hunk_problems(patch)])
+            found += [f"{patch.path}:{line}: {text}" for line, text in problems]
         changed = sum(patch.changed_lines() for patch in self.patches)
         if changed > MOST_LINES:
             found.append(f"{self.folder}: {changed} changed lines; at most {MOST_LINES} are allowed in all")

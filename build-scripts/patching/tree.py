@@ -109,6 +109,12 @@ class Tree:
         self.commit_all(patch.message())
         return True
 
+    def keep_message(self, patch):
+        """Keeps the message for whoever makes the patch's change by hand; returns its path in the tree."""
+        path = f".git/{patch.path.stem}.message"
+        write_text(self.path / path, patch.message())
+        return path
+
     def write(self, files, message):
         """Writes whole files (path → lines) and commits them."""
         for path, lines in files.items():
