@@ -1,0 +1,396 @@
+//! The policy that streams: what is pinned, what is read in every pass, and with how large a pool.
+//!
+//! A pass over the graph is a cyclic scan of the weights, which defeats every cache that keeps what was used
+//! last. A fixed set of pinned weights is optimal for it: bytes read per pass = weights − pinned. What is left
+//! to decide is how to cut the weights into units (small units leave less over and need a smaller pool), and
+//! which of them to pin (spread over the depth, so that reading hides behind computing).
+//!
+//! Pure: facts in, choice out, the same for the same facts.
+
+mod pages;
+mod units;
+
+pub use pages::{Pages, pinned_pages};
+pub use units::{Unit, units};
+
+/// A tensor, as far as streaming is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weight {
+    /// The file that has it.
+    pub file: usize,
+    /// Its first byte in the file.
+    pub offset: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Its layer, if it belongs to one.
+    pub layer: Option<u32>,
+    /// The first and the last node of the graph that reads all of it.
+    pub used: Option<(usize, usize)>,
+    /// Whether a node reads single rows of it.
+    pub rows: bool,
+}
+
+impl Weight {
+    /// The byte in the file after its last one.
+    pub const fn end(&self) -> u64 {
+        self.offset + self.bytes
+    }
+}
+
+/// What a machine is good at; the defaults were measured (see `ramforge bench`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Means {
+    /// Bytes of a block of the pool.
+    pub block_bytes: u64,
+    /// Most bytes in one read.
+    pub read_bytes: u64,
+    /// Reads under way at once.
+    pub readers: u64,
+}
+
+impl Default for Means {
+    fn default() -> Self {
+        Self { block_bytes: 2 << 20, read_bytes: 4 << 20, readers: 3 }
+    }
+}
+
+impl Means {
+    /// For budgets in which a block of the usual size is much.
+    pub const SMALL: Self = Self { block_bytes: 256 << 10, read_bytes: 1 << 20, readers: 3 };
+}
+
+/// What the policy chose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Units that are read in every pass, in the order of their first use.
+    pub streamed: Vec<Unit>,
+    /// Pages that stay in memory, sorted and disjoint.
+    pub pinned: Vec<Pages>,
+    /// Pages of which single rows are read through the mapping.
+    pub rows: Vec<Pages>,
+    /// Pages too large for any pool, left to the kernel's paging.
+    pub paged: Vec<Pages>,
+    /// Blocks of the pool.
+    pub blocks: u64,
+    /// The means.
+    pub means: Means,
+}
+
+impl Choice {
+    /// Bytes of memory pinned.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.pinned.iter().map(Pages::bytes).sum()
+    }
+
+    /// Bytes read in every pass.
+    pub fn streamed_bytes(&self) -> u64 {
+        self.streamed.iter().map(Unit::page_bytes).sum()
+    }
+
+    /// Bytes read in every pass, by us or by the kernel's paging, whose bytes count double: it reads less at
+    /// once, and some of them twice.
+    fn read_bytes(&self) -> u64 {
+        self.streamed_bytes() + 2 * self.paged.iter().map(Pages::bytes).sum::<u64>()
+    }
+
+    /// Bytes of the pool.
+    pub const fn pool_bytes(&self) -> u64 {
+        self.blocks * self.means.block_bytes
+    }
+}
+
+/// Chooses for weights in `budget` bytes, which the pinned pages and the pool must not exceed.
+///
+/// # Errors
+/// The smallest budget that would do.
+pub fn choose(weights: &[Weight], budget: u64) -> Result<Choice, u64> {
+    // Larger units mean fewer stops of the computation and longer reads, smaller ones a smaller pool.
+    let cuts =
+        [(Means::default(), 16 << 20), (Means::default(), 0), (Means::SMALL, 4 << 20), (Means::SMALL, 0)];
+    let mut best: Option<Choice> = None;
+    let mut smallest = u64::MAX;
+    let mut consider = |choice: Result<Choice, u64>| match choice {
+        // Two in a hundred fewer bytes to read are worth more stops.
+        Ok(choice) if best.as_ref().is_none_or(|best| choice.read_bytes() < best.read_bytes() / 50 * 49) => {
+            best = Some(choice);
+        }
+        Ok(_) => {}
+        Err(needed) => smallest = smallest.min(needed),
+    };
+    for (means, together) in cuts {
+        consider(choose_from(weights, units(weights, together), &[], means, budget));
+    }
+    let (giants, rest) = without_giants(weights, budget);
+    if !giants.is_empty() {
+        consider(choose_from(weights, rest, &giants, Means::SMALL, budget));
+    }
+    best.ok_or(smallest)
+}
+
+/// The units without matrices outside the layers (output, embedding) that are larger than half the budget. Those
+/// can be left to the kernel's paging: they are used once a pass, from one end to the other.
+fn without_giants(weights: &[Weight], budget: u64) -> (Vec<Pages>, Vec<Unit>) {
+    let (giants, rest): (Vec<Unit>, Vec<Unit>) = units(weights, 0)
+        .into_iter()
+        .partition(|unit| unit.layer.is_none() && unit.page_bytes() > budget / 2);
+    (giants.iter().map(|unit| unit.pages).collect(), rest)
+}
+
+/// Chooses among the units `cut`; `paged` belongs to no unit and is not in memory either.
+fn choose_from(
+    weights: &[Weight],
+    cut: Vec<Unit>,
+    paged: &[Pages],
+    means: Means,
+    budget: u64,
+) -> Result<Choice, u64> {
+    let rows = row_pages(weights, &cut, paged);
+    let excluded = |streamed: &[Unit]| -> Vec<Pages> {
+        streamed
+            .iter()
+            .map(|unit| unit.pages)
+            .chain(rows.iter().copied())
+            .chain(paged.iter().copied())
+            .collect()
+    };
+    // What is pinned whatever is chosen: everything that is in no unit.
+    let always: u64 = pinned_pages(weights, &excluded(&cut)).iter().map(Pages::bytes).sum();
+    let room_for = |pool: u64| budget.checked_sub(always + pool);
+    let all: u64 = cut.iter().map(Unit::page_bytes).sum();
+    if room_for(0).is_some_and(|room| room >= all) {
+        let pinned = pinned_pages(weights, &excluded(&[]));
+        return Ok(Choice { streamed: Vec::new(), pinned, rows, paged: paged.to_vec(), blocks: 0, means });
+    }
+    // The pool that would do for all units does for any of them.
+    let mut blocks = pool_blocks(&cut, means);
+    let missing = |blocks: u64| Some(all.saturating_sub(room_for(blocks * means.block_bytes)?));
+    let needed = always + blocks * means.block_bytes;
+    let mut streamed = spread(&cut, missing(blocks).ok_or(needed)?);
+    // Without the largest units it may be smaller, which leaves more room.
+    loop {
+        let fewer = pool_blocks(&streamed, means);
+        let Some(again) = missing(fewer).map(|bytes| spread(&cut, bytes)) else { break };
+        if fewer >= blocks || pool_blocks(&again, means) > fewer {
+            break;
+        }
+        (blocks, streamed) = (fewer, again);
+    }
+    streamed.sort_by_key(|unit| unit.used);
+    let pinned = pinned_pages(weights, &excluded(&streamed));
+    Ok(Choice { streamed, pinned, rows, paged: paged.to_vec(), blocks, means })
+}
+
+/// Whole pages of tensors that are only read by rows.
+fn row_pages(weights: &[Weight], cut: &[Unit], paged: &[Pages]) -> Vec<Pages> {
+    weights
+        .iter()
+        .filter(|weight| weight.rows && weight.used.is_none())
+        .filter_map(Pages::inside)
+        .filter(|pages| cut.iter().all(|unit| !unit.pages.overlaps(pages)))
+        .filter(|pages| paged.iter().all(|giant| !giant.overlaps(pages)))
+        .collect()
+}
+
+/// Blocks for what is in use at once, and for reading ahead of it: the largest unit of a layer again, or as much
+/// as the readers can have under way.
+fn pool_blocks(units: &[Unit], means: Means) -> u64 {
+    let blocks = |unit: &Unit| unit.pages.blocks(means.block_bytes);
+    let mut edges: Vec<(usize, u8, u64)> = Vec::new();
+    for unit in units {
+        // A unit is there before its first node and until after its last.
+        edges.push((unit.used.0, 0, blocks(unit)));
+        edges.push((unit.used.1, 1, blocks(unit)));
+    }
+    edges.sort_unstable();
+    let (mut held, mut most) = (0, 0);
+    for (_, ends, blocks) in edges {
+        if ends == 0 {
+            held += blocks;
+            most = most.max(held);
+        } else {
+            held -= blocks;
+        }
+    }
+    let largest = units.iter().filter(|unit| unit.layer.is_some()).map(blocks).max().unwrap_or(0);
+    let under_way = (means.readers * means.read_bytes).div_ceil(means.block_bytes);
+    if units.is_empty() { 0 } else { most + largest.max(under_way) }
+}
+
+/// Chooses at least `bytes` bytes of `units` to stream, and little more, evenly spread over their order of use.
+/// Units much larger than the others are streamed last: they would need a larger pool.
+fn spread(units: &[Unit], bytes: u64) -> Vec<Unit> {
+    let mut in_order: Vec<&Unit> = units.iter().collect();
+    in_order.sort_by_key(|unit| unit.used);
+    let typical = in_order.iter().filter(|unit| unit.layer.is_some()).map(|unit| unit.page_bytes()).max();
+    let is_large = |unit: &Unit| typical.is_some_and(|typical| unit.page_bytes() > typical + typical / 2);
+    let ordinary: u64 = in_order.iter().filter(|unit| !is_large(unit)).map(|unit| unit.page_bytes()).sum();
+    let from_large = bytes.saturating_sub(ordinary);
+    let from_ordinary = bytes - from_large;
+
+    let mut streamed: Vec<bool> = vec![false; in_order.len()];
+    let mut missing = from_large;
+    for (chosen, unit) in streamed.iter_mut().zip(&in_order) {
+        if is_large(unit) && missing > 0 {
+            *chosen = true;
+            missing = missing.saturating_sub(unit.page_bytes());
+        }
+    }
+    // Bresenham's line: the share of bytes chosen so far stays as close as it can to the share wanted.
+    let mut owed: i128 = 0;
+    for (chosen, unit) in streamed.iter_mut().zip(&in_order).filter(|(_, unit)| !is_large(unit)) {
+        let size = i128::from(unit.page_bytes());
+        owed += size * i128::from(from_ordinary) / i128::from(ordinary.max(1));
+        if owed * 2 >= size {
+            *chosen = true;
+            owed -= size;
+        }
+    }
+    settle(&in_order, &mut streamed, bytes);
+    in_order.iter().zip(&streamed).filter(|(_, chosen)| **chosen).map(|(unit, _)| (*unit).clone()).collect()
+}
+
+/// Streams more units until `bytes` are reached, the smallest that does first, and then pins every unit that is
+/// more than needed, the largest first.
+fn settle(units: &[&Unit], streamed: &mut [bool], bytes: u64) {
+    let total = |streamed: &[bool]| -> u64 {
+        units.iter().zip(streamed).filter(|(_, chosen)| **chosen).map(|(unit, _)| unit.page_bytes()).sum()
+    };
+    loop {
+        let missing = bytes.saturating_sub(total(streamed));
+        if missing == 0 {
+            break;
+        }
+        let pinned = || (0..units.len()).filter(|&index| !streamed[index]);
+        let enough = pinned().filter(|&index| units[index].page_bytes() >= missing);
+        let next = enough
+            .min_by_key(|&index| units[index].page_bytes())
+            .or_else(|| pinned().max_by_key(|&index| units[index].page_bytes()));
+        match next {
+            Some(index) => streamed[index] = true,
+            None => break,
+        }
+    }
+    loop {
+        let spare = total(streamed).saturating_sub(bytes);
+        let fits = |&index: &usize| streamed[index] && units[index].page_bytes() <= spare;
+        match (0..units.len()).filter(fits).max_by_key(|&index| units[index].page_bytes()) {
+            Some(index) => streamed[index] = false,
+            None => break,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Layers of two large tensors and a small one, an embedding read by rows, and an output matrix.
+    fn model(layers: u32, large: u64, output: u64) -> Vec<Weight> {
+        let mut weights = Vec::new();
+        let mut offset = 4000;
+        let mut add = |bytes, layer, used: Option<(usize, usize)>, rows| {
+            weights.push(Weight { file: 0, offset, bytes, layer, used, rows });
+            offset += bytes;
+        };
+        add(output, None, None, true);
+        for layer in 0..layers {
+            let node = 1 + layer as usize * 10;
+            add(4096 * 2 + 32, Some(layer), Some((node, node)), false);
+            add(large, Some(layer), Some((node + 2, node + 2)), false);
+            add(large / 3, Some(layer), Some((node + 5, node + 5)), false);
+        }
+        let end = 1 + layers as usize * 10;
+        add(output, None, Some((end, end)), false);
+        weights
+    }
+
+    fn memory(choice: &Choice) -> u64 {
+        choice.pinned_bytes() + choice.pool_bytes()
+    }
+
+    #[test]
+    fn a_budget_that_holds_everything_streams_nothing() {
+        let weights = model(4, 3 << 20, 5 << 20);
+        let choice = choose(&weights, 1 << 30).unwrap();
+        assert!(choice.streamed.is_empty());
+        assert_eq!(choice.blocks, 0);
+    }
+
+    #[test]
+    fn streamed_units_are_spread_over_the_depth() {
+        let weights = model(40, 30 << 20, 60 << 20);
+        let choice = choose(&weights, 1100 << 20).unwrap();
+        assert!(memory(&choice) <= 1100 << 20);
+        assert!(memory(&choice) >= 1060 << 20, "{}", memory(&choice) >> 20);
+        // Each quarter of the depth streams about a quarter of the bytes.
+        let nodes = 401;
+        for quarter in 0..4 {
+            let share: u64 = choice
+                .streamed
+                .iter()
+                .filter(|unit| unit.used.0 * 4 / nodes == quarter)
+                .map(Unit::page_bytes)
+                .sum();
+            let all = choice.streamed_bytes();
+            assert!(share * 100 > all * 20 && share * 100 < all * 30, "{quarter}: {share} of {all}");
+        }
+    }
+
+    #[test]
+    fn a_budget_too_small_says_how_much_would_do() {
+        let weights = model(10, 30 << 20, 1 << 20);
+        let needed = choose(&weights, 1 << 20).unwrap_err();
+        assert!(needed > 1 << 20);
+        assert!(choose(&weights, needed).is_ok());
+    }
+
+    #[test]
+    fn a_giant_is_left_to_paging_when_nothing_else_is_possible() {
+        let weights = model(10, 3 << 20, 500 << 20);
+        let choice = choose(&weights, 40 << 20).unwrap();
+        assert_eq!(choice.paged.len(), 1);
+        assert!(memory(&choice) <= 40 << 20);
+    }
+
+    proptest! {
+        #[test]
+        fn a_choice_never_exceeds_its_budget_and_covers_every_byte(
+            layers in 1_u32..30,
+            large in 10_000_u64..40_000_000,
+            output in 10_000_u64..90_000_000,
+            budget in 1_000_000_u64..2_000_000_000,
+        ) {
+            let weights = model(layers, large, output);
+            if let Ok(choice) = choose(&weights, budget) {
+                prop_assert!(memory(&choice) <= budget);
+                let mut all: Vec<Pages> = choice.pinned.clone();
+                all.extend(choice.streamed.iter().map(|unit| unit.pages));
+                all.extend(&choice.rows);
+                all.extend(&choice.paged);
+                all.sort();
+                for pair in all.windows(2) {
+                    prop_assert!(pair[0].end <= pair[1].start);
+                }
+                for weight in &weights {
+                    let mut at = weight.offset;
+                    for pages in &all {
+                        if pages.start <= at && at < pages.end {
+                            at = pages.end;
+                        }
+                    }
+                    prop_assert!(at >= weight.end());
+                }
+            }
+        }
+
+        #[test]
+        fn more_memory_is_never_worse(layers in 2_u32..20, budget in 80_000_000_u64..800_000_000) {
+            let weights = model(layers, 25 << 20, 70 << 20);
+            if let (Ok(less), Ok(more)) = (choose(&weights, budget), choose(&weights, budget + (64 << 20))) {
+                let (more, less) = (more.read_bytes(), less.read_bytes());
+                prop_assert!(more <= less, "{more} after {less}");
+            }
+        }
+    }
+}
