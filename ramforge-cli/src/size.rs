@@ -32,9 +32,9 @@ pub fn readable(bytes: u64) -> String {
     humansize::format_size(bytes, FormatSizeOptions::from(BINARY))
 }
 
-/// `bytes` for people and exactly: `64 MiB (67108864 bytes)`.
+/// `bytes` for people and exactly: `64 MiB (67108864 bytes)`, `17 bytes`.
 pub fn exact(bytes: u64) -> String {
-    format!("{} ({bytes} bytes)", readable(bytes))
+    if bytes < 1024 { format!("{bytes} bytes") } else { format!("{} ({bytes} bytes)", readable(bytes)) }
 }
 
 #[cfg(test)]
@@ -81,6 +81,7 @@ mod tests {
     #[test]
     fn printed_sizes_are_readable_and_exact() {
         assert_eq!(exact(64 << 20), "64 MiB (67108864 bytes)");
+        assert_eq!(exact(17), "17 bytes");
         assert_eq!(readable(1_567_000_000), "1.46 GiB");
         assert_eq!(readable(17), "17 B");
     }

@@ -286,9 +286,7 @@ fn killed_for_memory(backend: Backend, base: &Path) {
     assert_eq!(finished.report.outcome.signal, Some(9));
     let enforcement = &finished.report.enforcement;
     assert!(enforcement.oom_kills >= Some(1), "{enforcement:?}");
-    // Version 1 does not always count them.
-    let met = enforcement.limit_events;
-    assert!(met >= Some(1) || (met.is_none() && backend == Backend::CgroupV1), "{enforcement:?}");
+    assert!(enforcement.limit_events >= Some(1), "{enforcement:?}");
     assert!(enforcement.peak_bytes <= Some(16 * MIB), "{enforcement:?}");
     let message = finished.message();
     assert!(message.starts_with("killed by the kernel for memory before the load"), "{message}");

@@ -11,10 +11,13 @@ use forge_core::{
     Sampler, SamplerChain, Threads, Token, Vocab,
 };
 
-use crate::engine::chat::{Message, Template};
+use crate::engine::fit::{self, Way};
 use crate::engine::generate::{Generated, Request, StopReason, generate};
-use crate::engine::{PromptSource, Sampling, Settings, require_cpu};
+use crate::engine::{Sampling, Settings, prompt, require_cpu};
+use crate::gguf;
 use crate::report::Output;
+use crate::residency::Inventory;
+use crate::residency::streaming::{self, Budget, Streaming};
 use crate::supervisor::{Record, RecordSink, Sizes};
 use crate::{Error, ErrorKind, Result};
 
@@ -59,16 +62,32 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     let backend = Backend::init();
     require_cpu(backend, &settings.device)?;
     // Before the load: a prompt that cannot be read should not cost it.
-    let prompt = read_prompt(&settings.prompt, input)?;
+    let prompt = prompt::read(&settings.prompt, input)?;
+    let (way, reason) = fit::way(backend, settings, &prompt)?;
 
-    let model = load(backend, settings, progress, &stop)?;
-    records.send(&Record::Loaded { load_ms: milliseconds(started) })?;
-    let (text, template_adds_bos) = prompt_text(settings, &model, prompt)?;
-    let tokens = model.vocab().encode(&text, !template_adds_bos, settings.chat)?;
-    let tokens = if tokens.is_empty() { vec![first_token(model.vocab())?] } else { tokens };
-
-    let mut context = context(settings, &model, tokens.len(), &stop)?;
+    records.send(&Record::Loading { progress: 0.0 })?;
+    let model = load(backend, settings, &way, progress, &stop)?;
+    let tokens = prompt::tokens(settings, &model, &prompt)?;
+    let params = ContextParams {
+        observed: way != Way::Resident,
+        cancel: Some(Arc::clone(&stop)),
+        ..context_params(settings, &model, tokens.len())?
+    };
+    let mut context = Context::new(&model, &params).map_err(native)?;
     records.send(&Record::Sizes(sizes(settings, &context)?))?;
+    let streaming = match way {
+        Way::Resident => None,
+        Way::Stream(ram) => Some(start_streaming(settings, &mut context, ram, progress, &stop)?),
+    };
+    if let Some(streaming) = &streaming {
+        let why = reason.map_or(String::new(), |reason| format!(" ({reason})"));
+        progress.clear();
+        records.send(&Record::Note { text: format!("{}{why}", streaming.summary()) })?;
+        if let Some(warning) = &streaming.warning {
+            records.send(&Record::Warning { text: warning.clone() })?;
+        }
+    }
+    records.send(&Record::Loaded { load_ms: milliseconds(started) })?;
     let mut sampler = sampler(settings.sampling, model.vocab())?;
     let mut batch = Batch::new(context.sizes().batch_tokens as usize, 1);
 
@@ -87,43 +106,25 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     let generated = generate(&mut context, &mut batch, request, || {
         records.send(&Record::FirstToken { ms: milliseconds(started) })
     })?;
+    if let Some(streaming) = &streaming {
+        records.send(&Record::Streaming(streaming.report()))?;
+    }
     records.send(&finished(&generated, tokens.len()))?;
     if generated.stop == StopReason::Interrupted { Err(interrupted()) } else { Ok(()) }
-}
-
-fn read_prompt(source: &PromptSource, input: &mut dyn Read) -> Result<String> {
-    let mut bytes = Vec::new();
-    let from = match source {
-        PromptSource::Text(text) => return Ok(text.clone()),
-        PromptSource::File(path) => {
-            bytes = std::fs::read(path).map_err(|error| {
-                Error::failed(format!("cannot read the prompt from {}", path.display())).caused_by(error)
-            })?;
-            path.display().to_string()
-        }
-        PromptSource::StandardInput => {
-            input.read_to_end(&mut bytes).map_err(|error| {
-                Error::failed("cannot read the prompt from standard input").caused_by(error)
-            })?;
-            "standard input".to_owned()
-        }
-    };
-    String::from_utf8(bytes).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        Error::failed(format!("the prompt from {from} is not UTF-8 text: byte {at} begins no character"))
-    })
 }
 
 fn load(
     backend: Backend,
     settings: &Settings,
+    way: &Way,
     progress: &mut dyn Progress,
     stop: &AtomicBool,
 ) -> Result<Model> {
     let params = ModelParams {
         load_mode: LoadMode::Mmap,
-        prefetch: settings.prefetch,
-        extra_buffers: settings.repack,
+        // What is streamed must be in the file's own layout, and is not to be read before its time.
+        prefetch: settings.prefetch && *way == Way::Resident,
+        extra_buffers: settings.repack && *way == Way::Resident,
         ..ModelParams::default()
     };
     let mut on_progress = |share| {
@@ -133,70 +134,45 @@ fn load(
     Model::load(backend, &settings.files, params, Some(&mut on_progress)).map_err(native)
 }
 
-/// The text to tokenize, and whether it already begins with the model's beginning token.
-fn prompt_text(settings: &Settings, model: &Model, prompt: String) -> Result<(String, bool)> {
-    if !settings.chat {
-        return Ok((prompt, false));
-    }
-    let template = model.chat_template().ok_or_else(|| {
-        Error::failed("the model has no chat template")
-            .hint("leave out --chat to continue the prompt as text")
-    })?;
-    let mut messages = Vec::new();
-    if let Some(system) = &settings.system {
-        messages.push(Message { role: "system", content: system.clone() });
-    }
-    messages.push(Message { role: "user", content: prompt });
-    let vocab = model.vocab();
-    let bos = token_text(vocab, vocab.bos())?;
-    let eos = token_text(vocab, vocab.eos())?;
-    let text = Template::parse(template)?.render(&messages, &bos, &eos)?;
-    let has_bos = !bos.is_empty() && text.starts_with(&bos);
-    Ok((text, has_bos))
-}
-
-fn token_text(vocab: Vocab<'_>, token: Option<Token>) -> Result<String> {
-    let mut bytes = Vec::new();
-    if let Some(token) = token {
-        vocab.decode(token, true, &mut bytes)?;
-    }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// An empty prompt continues from the token that begins a text.
-fn first_token(vocab: Vocab<'_>) -> Result<Token> {
-    vocab.bos().ok_or_else(|| {
-        Error::failed("the prompt is empty and the model has no token to begin a text with")
-            .hint("give a prompt with --prompt TEXT")
-    })
-}
-
-fn context<'model>(
-    settings: &Settings,
-    model: &'model Model,
-    prompt_tokens: usize,
-    stop: &Arc<AtomicBool>,
-) -> Result<Context<'model>> {
+/// The sizes of the context for a prompt of so many tokens.
+pub(super) fn context_params(settings: &Settings, model: &Model, prompt_tokens: usize) -> Result<ContextParams> {
     let prompt_tokens = u32::try_from(prompt_tokens)
         .map_err(|_| Error::failed(format!("a prompt of {prompt_tokens} tokens is too long")))?;
     let needed = prompt_tokens.saturating_add(settings.max_tokens);
-    let context_tokens =
-        settings.context_tokens.unwrap_or_else(|| needed.min(model.trained_context()).max(1));
+    let context_tokens = settings.context_tokens.unwrap_or_else(|| needed.min(model.trained_context()).max(1));
     if prompt_tokens > context_tokens {
         return Err(Error::failed(format!(
             "the prompt has {prompt_tokens} tokens and the context holds {context_tokens}"
         ))
         .hint(format!("use --ctx {needed}, or shorten the prompt")));
     }
-    let params = ContextParams {
+    Ok(ContextParams {
         context_tokens,
         batch_tokens: BATCH_TOKENS,
         micro_batch_tokens: BATCH_TOKENS,
         threads: Threads { decode: settings.threads, prompt: settings.threads, ..Threads::default() },
-        cancel: Some(Arc::clone(stop)),
         ..ContextParams::default()
+    })
+}
+
+/// Pins and streams the weights of the loaded model, whose mapping nothing has read yet.
+fn start_streaming(
+    settings: &Settings,
+    context: &mut Context<'_>,
+    ram: u64,
+    progress: &mut dyn Progress,
+    stop: &AtomicBool,
+) -> Result<Streaming> {
+    let header = gguf::Model::open(&settings.files[0])?;
+    let inventory = Inventory::new(&header, &context.model().tensors()?)?;
+    drop(header);
+    let compute = context.memory_breakdown()?.compute_bytes();
+    let budget = Budget::measure(ram, compute, settings.weight_bytes)?;
+    let mut on_progress = |share| {
+        progress.loading(share);
+        !stop.load(Ordering::Relaxed)
     };
-    Context::new(model, &params).map_err(native)
+    streaming::start(context, &inventory, budget, &mut on_progress)
 }
 
 /// The sizes of this run as the native library allocated them.

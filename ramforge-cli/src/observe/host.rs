@@ -83,7 +83,8 @@ impl Groups {
                 let below = Path::new(&group.pathname).strip_prefix(&mount.root).ok()?;
                 Some(Group {
                     path: group.pathname.clone(),
-                    dir: mount.mount_point.join(below),
+                    // Joining nothing would add a slash.
+                    dir: mount.mount_point.components().chain(below.components()).collect(),
                     mount_point: mount.mount_point.clone(),
                     read_only: mount.mount_options.contains_key("ro")
                         || mount.super_options.contains_key("ro"),

@@ -45,6 +45,8 @@ pub struct Enforcement {
     pub oom_kills: Option<u64>,
     /// The most that was swapped out: `memory.swap.peak`; version 1 has no such file.
     pub swap_peak_bytes: Option<u64>,
+    /// Why a number above is null, under its name.
+    pub reasons: BTreeMap<String, String>,
     /// Selected counters of `memory.stat`, under the kernel's names for the hierarchy's version.
     pub stat: BTreeMap<String, u64>,
     /// What was done about the model's cached pages before the load.

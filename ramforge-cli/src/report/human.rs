@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use super::{Backend, Report};
-use crate::size::exact;
+use crate::size::readable;
 
 /// Writes what the kernel showed of the run.
 ///
@@ -24,12 +24,12 @@ fn rows(report: &Report) -> Vec<(String, String)> {
     let io = &report.io;
     let not_counted = "the kernel did not count or show it";
     let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
-    row("wall time", known(timing.wall_ms.map(milliseconds), "the worker did not start"));
-    row("user time", known(timing.user_ms.map(milliseconds), not_counted));
-    row("system time", known(timing.system_ms.map(milliseconds), not_counted));
+    row("wall time", known(timing.wall_ms.map(duration), "the worker did not start"));
+    row("user time", known(timing.user_ms.map(duration), not_counted));
+    row("system time", known(timing.system_ms.map(duration), not_counted));
     row("major faults", known(io.major_faults, not_counted));
     row("minor faults", known(io.minor_faults, not_counted));
-    row("bytes read", known(io.read_bytes.map(exact), not_counted));
+    row("bytes read", known(io.read_bytes.map(size), not_counted));
     row("worker's end", end(report));
     rows
 }
@@ -45,22 +45,37 @@ fn enforcement_rows(report: &Report) -> Vec<(String, String)> {
     if enforcement.backend == Backend::None {
         return rows;
     }
-    let no_file = "this kernel does not show it";
-    row("limit", known(enforcement.limit_bytes.map(exact), no_file));
-    row("peak", known(enforcement.peak_bytes.map(exact), no_file));
-    row("limit events", known(enforcement.limit_events, no_file));
-    row("OOM kills", known(enforcement.oom_kills, no_file));
-    row("swap peak", known(enforcement.swap_peak_bytes.map(exact), no_file));
+    let reason =
+        |field: &str| enforcement.reasons.get(field).map_or("the group is not readable", String::as_str);
+    row("limit", known(enforcement.limit_bytes.map(size), reason("limit_bytes")));
+    row("peak", known(enforcement.peak_bytes.map(size), reason("peak_bytes")));
+    row("limit events", known(enforcement.limit_events, reason("limit_events")));
+    row("OOM kills", known(enforcement.oom_kills, reason("oom_kills")));
+    row("swap peak", known(enforcement.swap_peak_bytes.map(size), reason("swap_peak_bytes")));
     if let Some(cache) = &enforcement.page_cache {
-        let reason = cache.reason.as_deref().unwrap_or(no_file);
-        row("model cached before the drop", known(cache.before_bytes.map(exact), reason));
-        row("model cached after the drop", known(cache.after_bytes.map(exact), reason));
+        let reason = cache.reason.as_deref().unwrap_or_default();
+        row("model in page cache", known(cache.before_bytes.map(size), reason));
+        row("after dropping it", known(cache.after_bytes.map(size), reason));
     }
-    for (name, value) in &enforcement.stat {
-        row(&format!("memory.stat {name}"), value.to_string());
+    for (name, value) in enforcement.stat.iter().filter(|(_, value)| **value > 0) {
+        let value = if COUNTS.contains(&name.as_str()) { value.to_string() } else { size(*value) };
+        row(&format!("memory.stat {name}"), value);
     }
     rows
 }
+
+/// The counters of `memory.stat` in a report that are no bytes.
+const COUNTS: [&str; 9] = [
+    "pgfault",
+    "pgmajfault",
+    "pgpgin",
+    "pgscan",
+    "pgsteal",
+    "workingset_activate_anon",
+    "workingset_activate_file",
+    "workingset_refault_anon",
+    "workingset_refault_file",
+];
 
 fn end(report: &Report) -> String {
     let outcome = &report.outcome;
@@ -69,11 +84,16 @@ fn end(report: &Report) -> String {
 }
 
 fn known<T: ToString>(value: Option<T>, reason: &str) -> String {
-    value.map_or_else(|| format!("not available ({reason})"), |value| value.to_string())
+    value.map_or_else(|| format!("not known: {reason}"), |value| value.to_string())
 }
 
-fn milliseconds(ms: f64) -> String {
-    format!("{ms:.0} ms")
+/// Readable and exact, in columns of their own.
+fn size(bytes: u64) -> String {
+    if bytes < 1024 { format!("{bytes} bytes") } else { format!("{:10} ({bytes} bytes)", readable(bytes)) }
+}
+
+fn duration(ms: f64) -> String {
+    if ms < 1000.0 { format!("{ms:.0} ms") } else { format!("{:.2} s", ms / 1000.0) }
 }
 
 #[cfg(test)]
@@ -96,7 +116,8 @@ mod tests {
             peak_bytes: Some(67_000_000),
             limit_events: Some(12),
             oom_kills: Some(1),
-            stat: [("cache".to_owned(), 4096)].into(),
+            stat: [("cache", 4096), ("pgfault", 4097), ("swap", 0)].map(|(n, v)| (n.to_owned(), v)).into(),
+            reasons: [("swap_peak_bytes".to_owned(), "no file".to_owned())].into(),
             page_cache: Some(PageCache {
                 before_bytes: Some(98_362_432),
                 after_bytes: None,
@@ -107,24 +128,27 @@ mod tests {
         };
         report.outcome =
             Outcome { result: RunResult::OomKilled, exit_code: 137, signal: Some(9), message: None };
+        report.timing.wall_ms = Some(1234.6);
+        report.timing.user_ms = Some(70.0);
         let expected = "\
-enforcement                   cgroup-v1
-                              cgroup-v2 was not used: reason
-limit                         64 MiB (67108864 bytes)
-peak                          63.90 MiB (67000000 bytes)
-limit events                  12
-OOM kills                     1
-swap peak                     not available (this kernel does not show it)
-model cached before the drop  93.81 MiB (98362432 bytes)
-model cached after the drop   not available (why)
-memory.stat cache             4096
-wall time                     not available (the worker did not start)
-user time                     not available (the kernel did not count or show it)
-system time                   not available (the kernel did not count or show it)
-major faults                  not available (the kernel did not count or show it)
-minor faults                  not available (the kernel did not count or show it)
-bytes read                    not available (the kernel did not count or show it)
-worker's end                  oom-killed, signal 9, exit code 137
+enforcement          cgroup-v1
+                     cgroup-v2 was not used: reason
+limit                64 MiB     (67108864 bytes)
+peak                 63.90 MiB  (67000000 bytes)
+limit events         12
+OOM kills            1
+swap peak            not known: no file
+model in page cache  93.81 MiB  (98362432 bytes)
+after dropping it    not known: why
+memory.stat cache    4 KiB      (4096 bytes)
+memory.stat pgfault  4097
+wall time            1.23 s
+user time            70 ms
+system time          not known: the kernel did not count or show it
+major faults         not known: the kernel did not count or show it
+minor faults         not known: the kernel did not count or show it
+bytes read           not known: the kernel did not count or show it
+worker's end         oom-killed, signal 9, exit code 137
 ";
         assert_eq!(shown(&report), expected);
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
+use super::model_files::Shrunk;
 use super::records::Sizes;
 use super::story::Story;
 use crate::report::Enforcement;
@@ -32,6 +33,8 @@ pub(super) struct Ending<'a> {
     pub enforcement: Option<&'a Enforcement>,
     /// How many processes the kernel killed for memory meanwhile, outside any group of ours.
     pub outer_kills: OuterKills,
+    /// A model file that has become shorter meanwhile.
+    pub shrunk: Option<Shrunk>,
     pub story: &'a Story,
 }
 
@@ -126,7 +129,14 @@ impl Ending<'_> {
     /// The worker ended by itself, or by somebody else's hand.
     fn own_end(&self) -> Error {
         let during = self.story.phase.describe();
-        let Some(signal) = self.status.signal() else {
+        let signal = self.status.signal();
+        if let Some(shrunk) = &self.shrunk
+            && (signal == Some(Signal::BUS.as_raw()) || self.story.failed.is_some())
+        {
+            return Error::failed(shrunk.describe())
+                .hint("run again once the file is whole, and replace model files by renaming");
+        }
+        let Some(signal) = signal else {
             return self.story.failed.as_ref().map_or_else(
                 || Error::failed(format!("the worker ended ({}) without saying why, {during}", self.status)),
                 Error::from,
@@ -259,6 +269,7 @@ mod tests {
             killed: false,
             enforcement: None,
             outer_kills: OuterKills::default(),
+            shrunk: None,
             story,
         }
     }
@@ -370,6 +381,24 @@ mod tests {
             assert!(message.ends_with(": GGML_ASSERT(x) failed"), "{message}");
         }
         assert!(kind_and_message(&ended(6, &Story::default())).1.ends_with("without a message"));
+    }
+
+    #[test]
+    fn a_file_that_shrank_explains_a_sigbus_and_an_error_and_nothing_else() {
+        let story = Story::default();
+        let files = tempfile::NamedTempFile::new().unwrap();
+        files.as_file().set_len(2).unwrap();
+        let watched = super::super::model_files::ModelFiles::open(&[files.path().to_owned()]);
+        files.as_file().set_len(1).unwrap();
+        let shrunk = watched.shrunk();
+        let (kind, message) = kind_and_message(&Ending { shrunk: shrunk.clone(), ..ended(7, &story) });
+        assert_eq!(kind, ErrorKind::Failed);
+        assert!(message.ends_with("shrank from 2 bytes to 1 bytes while it was read"), "{message}");
+        let aborted = Ending { shrunk: shrunk.clone(), ..ended(6, &story) };
+        assert_eq!(kind_and_message(&aborted).0, ErrorKind::NativeAbort);
+        let failed = Failure { kind: ErrorKind::Failed, message: "short read".into(), hints: Vec::new() };
+        let story = Story { failed: Some(failed), ..Story::default() };
+        assert!(kind_and_message(&Ending { shrunk, ..ended(1 << 8, &story) }).1.contains("shrank"));
     }
 
     #[test]

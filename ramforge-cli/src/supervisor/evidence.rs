@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::observe::cgroup::{Memory, MemoryV1};
+use crate::observe::cgroup::Memory;
 use crate::observe::process::Process;
 use crate::report::{Enforcement, Io, Timing};
 
@@ -36,34 +36,46 @@ const STAT_V1: [&str; 10] = [
     "workingset_refault_file",
 ];
 
-/// Fills in what the group's files say.
+/// Fills in what the group's files say, and why what they do not say is absent.
 pub(super) fn record_group(enforcement: &mut Enforcement, memory: &Memory) {
     enforcement.oom_kills = memory.oom_kills();
-    match memory {
+    let (peak, events, kills, swap_peak) = match memory {
         Memory::V2(v2) => {
             enforcement.limit_bytes = v2.max.and_then(|limit| limit.bytes());
             enforcement.peak_bytes = v2.peak;
             enforcement.limit_events = v2.events.as_ref().and_then(|events| events.max);
             enforcement.swap_peak_bytes = v2.swap_peak;
             enforcement.stat = selected(v2.stat.as_ref(), &STAT_V2);
+            (
+                "this kernel has no memory.peak",
+                "this kernel has no max in memory.events",
+                "this kernel has no oom_kill in memory.events",
+                "this kernel has no memory.swap.peak",
+            )
         }
         Memory::V1(v1) => {
             enforcement.limit_bytes = v1.limit.and_then(|limit| limit.bytes());
             enforcement.peak_bytes = v1.max_usage;
-            enforcement.limit_events = limit_events_v1(v1);
+            enforcement.limit_events = v1.failcnt.map(|count| count + v1.memsw_failcnt.unwrap_or(0));
             enforcement.swap_peak_bytes = None;
             enforcement.stat = selected(v1.stat.as_ref(), &STAT_V1);
+            (
+                "this kernel has no memory.max_usage_in_bytes",
+                "this kernel has no memory.failcnt",
+                "this kernel has no oom_kill in memory.oom_control",
+                "version 1 keeps no peak of swap alone",
+            )
         }
-    }
-}
-
-/// A charge that fails counts in the file of the limit it met first. Where memory and swap together have the
-/// same limit as memory alone, that is `memory.memsw.failcnt`, and some kernels never write it: nothing
-/// counted is then nothing known.
-fn limit_events_v1(memory: &MemoryV1) -> Option<u64> {
-    let failures = memory.failcnt? + memory.memsw_failcnt.unwrap_or(0);
-    let always_memsw = memory.memsw_limit.is_some() && memory.memsw_limit == memory.limit;
-    (failures > 0 || !always_memsw).then_some(failures)
+    };
+    let absent = [
+        ("limit_bytes", enforcement.limit_bytes, "the kernel shows no limit on the group"),
+        ("peak_bytes", enforcement.peak_bytes, peak),
+        ("limit_events", enforcement.limit_events, events),
+        ("oom_kills", enforcement.oom_kills, kills),
+        ("swap_peak_bytes", enforcement.swap_peak_bytes, swap_peak),
+    ];
+    let absent = absent.into_iter().filter(|(_, value, _)| value.is_none());
+    enforcement.reasons = absent.map(|(name, _, reason)| (name.to_owned(), reason.to_owned())).collect();
 }
 
 fn selected(stat: Option<&BTreeMap<String, u64>>, names: &[&str]) -> BTreeMap<String, u64> {
@@ -86,7 +98,7 @@ pub(super) fn record_process(timing: &mut Timing, io: &mut Io, process: &Process
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::cgroup::{Events, Limit, MemoryV2};
+    use crate::observe::cgroup::{Events, Limit, MemoryV1, MemoryV2};
 
     #[test]
     fn v2_files_become_report_fields() {
@@ -108,26 +120,23 @@ mod tests {
 
     #[test]
     fn v1_counts_both_kinds_of_failed_charges() {
-        let failures = |failcnt, memsw_failcnt| {
-            limit_events_v1(&MemoryV1 { failcnt, memsw_failcnt, ..MemoryV1::default() })
+        let events = |failcnt, memsw_failcnt| {
+            let mut enforcement = Enforcement::default();
+            let memory = MemoryV1 { failcnt, memsw_failcnt, ..MemoryV1::default() };
+            record_group(&mut enforcement, &Memory::V1(memory));
+            enforcement.limit_events
         };
-        assert_eq!(failures(Some(3), Some(4)), Some(7));
-        assert_eq!(failures(Some(3), None), Some(3));
-        assert_eq!(failures(None, None), None);
+        assert_eq!(events(Some(3), Some(4)), Some(7));
+        assert_eq!(events(Some(3), None), Some(3));
+        assert_eq!(events(None, None), None);
     }
 
     #[test]
-    fn v1_counts_that_some_kernels_never_make_are_not_taken_for_zero() {
-        let limit = Some(Limit::Bytes(64));
-        let same = MemoryV1 {
-            failcnt: Some(0),
-            memsw_failcnt: Some(0),
-            limit,
-            memsw_limit: limit,
-            ..MemoryV1::default()
-        };
-        assert_eq!(limit_events_v1(&same), None);
-        assert_eq!(limit_events_v1(&MemoryV1 { memsw_failcnt: Some(2), ..same.clone() }), Some(2));
-        assert_eq!(limit_events_v1(&MemoryV1 { memsw_limit: None, ..same }), Some(0));
+    fn exactly_what_is_absent_has_a_reason() {
+        let mut enforcement = Enforcement::default();
+        let memory = MemoryV1 { max_usage: Some(5), failcnt: Some(0), ..MemoryV1::default() };
+        record_group(&mut enforcement, &Memory::V1(memory));
+        let named: Vec<_> = enforcement.reasons.keys().map(String::as_str).collect();
+        assert_eq!(named, ["limit_bytes", "oom_kills", "swap_peak_bytes"]);
     }
 }

@@ -20,6 +20,7 @@
 mod ending;
 mod enforce;
 mod evidence;
+mod model_files;
 mod page_cache;
 pub mod records;
 mod story;
@@ -44,10 +45,12 @@ use crate::observe::cgroup::{Memory, MemoryV1, MemoryV2};
 use crate::observe::host::{Groups, Host};
 use crate::observe::process::{Process, Which};
 use crate::report::{Backend, Outcome, Report, RunResult};
+use crate::size::exact;
 use crate::{Error, Result};
 use ending::{Ending, OuterKills, Stop};
 use enforce::guardian::inherited_path;
 use enforce::{HeldGroup, Launch, Surroundings};
+use model_files::ModelFiles;
 use story::Story;
 
 pub use enforce::{EnforceRequest, ORDER as BACKENDS};
@@ -109,10 +112,15 @@ pub struct Finished {
 pub fn supervise(request: &Request, mut report: Report, on_record: &mut dyn FnMut(&Record)) -> Finished {
     let mut signal = None;
     let error = match Run::start(request, &mut report) {
-        Ok(mut run) => run.until_end(&mut report, on_record).and_then(|ended| {
-            signal = ended.status.signal();
-            run.explain(&ended, &mut report).map_or(Ok(()), Err)
-        }),
+        Ok(mut run) => {
+            if let Some(text) = uncounted_pages(&report) {
+                on_record(&Record::Warning { text });
+            }
+            run.until_end(&mut report, on_record).and_then(|ended| {
+                signal = ended.status.signal();
+                run.explain(&ended, &mut report).map_or(Ok(()), Err)
+            })
+        }
         Err(error) => Err(error),
     }
     .err();
@@ -126,6 +134,13 @@ pub fn supervise(request: &Request, mut report: Report, on_record: &mut dyn FnMu
         },
     };
     Finished { report, error }
+}
+
+/// What is to be said about pages of the model that stayed in the cache.
+fn uncounted_pages(report: &Report) -> Option<String> {
+    let cached = report.enforcement.page_cache.as_ref()?.after_bytes.filter(|bytes| *bytes > 0)?;
+    let cached = exact(cached);
+    Some(format!("{cached} of the model stay in memory that somebody else uses; the limit does not count them"))
 }
 
 /// What the threads around a run have to say.
@@ -148,6 +163,7 @@ struct Run {
     started: Instant,
     story: Story,
     kills_before: OuterKills,
+    model_files: ModelFiles,
 }
 
 /// A worker that has ended.
@@ -175,6 +191,7 @@ impl Run {
         let inherit = [records.as_fd(), settings.as_fd()];
         let launch = Launch { exe: &request.exe, worker: &command, inherit: &inherit };
         let kills_before = outer_kills(&surroundings.proc);
+        let model_files = ModelFiles::open(&request.model_files);
         let started = Instant::now();
         let (worker, group) = match &request.enforcement {
             None => (start_free(&launch).map_err(failed)?, None),
@@ -190,7 +207,8 @@ impl Run {
         read_records(reader, sender.clone());
         wait_for_end(worker.id(), sender);
         let story = Story { sizes: request.sizes.clone(), ..Story::default() };
-        Ok(Self { worker, group, events, signals, timeout: request.timeout, started, story, kills_before })
+        let timeout = request.timeout;
+        Ok(Self { worker, group, events, signals, timeout, started, story, kills_before, model_files })
     }
 
     fn until_end(&mut self, report: &mut Report, on_record: &mut dyn FnMut(&Record)) -> Result<Ended> {
@@ -283,6 +301,7 @@ impl Run {
             killed: ended.killed,
             enforcement: enforced.then_some(&report.enforcement),
             outer_kills: after.since(self.kills_before),
+            shrunk: self.model_files.shrunk(),
             story: &self.story,
         };
         ending.error()

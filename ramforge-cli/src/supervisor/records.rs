@@ -63,6 +63,11 @@ pub enum Record {
         /// Its text, without the line's end.
         text: String,
     },
+    /// What the run does, in one line for people.
+    Note {
+        /// What.
+        text: String,
+    },
     /// Something the user should know that does not end the run.
     Warning {
         /// What.

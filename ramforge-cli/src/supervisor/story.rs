@@ -81,7 +81,7 @@ impl Story {
             Record::Ledger(ledger) => report.ledger = ledger,
             Record::Reconciliation(reconciliation) => report.reconciliation = Some(reconciliation),
             Record::NativeLog { level, text } => self.remember_native(level, text),
-            Record::Warning { .. } => {}
+            Record::Note { .. } | Record::Warning { .. } => {}
             Record::Finished { output, decode_tokens_per_second } => {
                 self.phase = Phase::Done;
                 report.output = Some(output);

@@ -37,10 +37,13 @@ pub(super) fn create(own: Option<&host::Group>, limit_bytes: u64) -> Result<Crea
     Ok(created)
 }
 
-/// Memory first: the kernel wants the limit on memory and swap to be at or above the one on memory.
+/// Memory first: the kernel wants the limit on memory and swap to be at or above the one on memory. It is one
+/// page above, because charges that fail are counted (`memory.failcnt`) only where the limit on memory is the
+/// first to be met, and of two equal ones it is not. Without swappiness, meeting it makes nothing swap.
 fn limit(group: &Group, limit_bytes: u64) -> io::Result<bool> {
     if !group.set("memory.limit_in_bytes", limit_bytes)? {
         return Err(io::Error::new(io::ErrorKind::NotFound, "it has no memory.limit_in_bytes"));
     }
-    group.set("memory.memsw.limit_in_bytes", limit_bytes)
+    group.set("memory.swappiness", 0)?;
+    group.set("memory.memsw.limit_in_bytes", limit_bytes.saturating_add(procfs::page_size()))
 }

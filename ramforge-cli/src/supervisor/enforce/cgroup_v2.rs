@@ -37,7 +37,7 @@ pub(super) fn create(
     }
     if !lists_memory(&own.dir.join("cgroup.controllers")) {
         return Err(Refusal::new(
-            format!("the group {} has no memory controller", own.dir.display()),
+            format!("{} has no memory controller", own.dir.display()),
             "write +memory to the cgroup.subtree_control of the groups above it; where version 1 has the \
              controller, boot with systemd.unified_cgroup_hierarchy=1",
         ));

@@ -64,7 +64,7 @@ pub(super) fn start(
 ) -> std::result::Result<Started, Refusal> {
     let root = rustix::process::geteuid().is_root();
     let probe = systemd_run(root, &unit_name(), [OsStr::new("true")]).stdin(Stdio::null()).output();
-    usable(probe, root)?;
+    usable(probe, root, surroundings)?;
     let failed = |error: io::Error| {
         Refusal::new(format!("starting the worker in a systemd scope failed: {error}"), remedy(root))
     };
@@ -123,9 +123,16 @@ fn unit_name() -> String {
 }
 
 /// Judges a scope that was made around nothing.
-fn usable(probe: io::Result<Output>, root: bool) -> std::result::Result<(), Refusal> {
+fn usable(
+    probe: io::Result<Output>,
+    root: bool,
+    surroundings: &Surroundings,
+) -> std::result::Result<(), Refusal> {
     match probe {
         Ok(output) if output.status.success() => Ok(()),
+        _ if !surroundings.systemd.exists() => {
+            Err(Refusal::new("systemd does not manage this machine", remedy(true)))
+        }
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
             let said = said.trim().lines().next().unwrap_or("it said nothing").to_owned();
@@ -236,16 +243,21 @@ mod tests {
 
     #[test]
     fn the_reason_is_what_systemd_said() {
+        let managed = Surroundings { systemd: PathBuf::from("/"), ..Surroundings::default() };
         let said = |status, stderr: &str| {
             let status = ExitStatus::from_raw(status << 8);
-            usable(Ok(Output { status, stdout: Vec::new(), stderr: stderr.into() }), false)
+            usable(Ok(Output { status, stdout: Vec::new(), stderr: stderr.into() }), false, &managed)
         };
         assert_eq!(said(0, "noise"), Ok(()));
         let refusal = said(1, "Failed to connect to bus: No medium found\n").unwrap_err();
         assert_eq!(refusal.reason, "systemd makes no scope: Failed to connect to bus: No medium found");
         assert!(refusal.remedy.contains("XDG_RUNTIME_DIR"));
-        let missing = usable(Err(io::ErrorKind::NotFound.into()), true).unwrap_err();
-        assert!(missing.reason.starts_with("cannot run systemd-run"), "{}", missing.reason);
+        let missing = |surroundings: &Surroundings| {
+            usable(Err(io::ErrorKind::NotFound.into()), true, surroundings).unwrap_err().reason
+        };
+        assert!(missing(&managed).starts_with("cannot run systemd-run"), "{}", missing(&managed));
+        let unmanaged = Surroundings { systemd: PathBuf::from("/nonexistent"), ..managed };
+        assert_eq!(missing(&unmanaged), "systemd does not manage this machine");
     }
 
     #[test]
