@@ -27,6 +27,7 @@ pub mod sizing;
 pub mod spawn;
 pub mod staging;
 pub mod threads;
+pub mod trace;
 pub mod vocab;
 
 pub use backend::Backend;
@@ -38,6 +39,8 @@ pub use graph::{Node, Observer, PlannedNode};
 pub use logits::Logits;
 pub use mapping::NativeTensor;
 pub use model::{LoadMode, Model, ModelParams};
+pub use pages::MappedPages;
 pub use sampler::{Sampler, SamplerChain};
 pub use threads::Threads;
+pub use trace::{Trace, TraceHandle};
 pub use vocab::{Token, Vocab};

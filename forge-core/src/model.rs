@@ -197,6 +197,18 @@ impl Model {
         Ok(Claim(self))
     }
 
+    /// Keeps the model unclaimed for as long as the result is held.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Limit`] when it is claimed.
+    pub(crate) fn unclaimed(&self) -> Result<impl Sized> {
+        let users = self.users();
+        if users.claimed {
+            return Err(Error::limit("the model's pages are being streamed"));
+        }
+        Ok(users)
+    }
+
     pub(crate) const fn as_ptr(&self) -> *mut sys::llama_model {
         self.raw.as_ptr()
     }

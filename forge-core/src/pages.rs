@@ -1,10 +1,16 @@
-//! What the kernel says about pages.
+//! What the kernel says about pages, and what it is asked to do with those of a model.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::ptr;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::mapping::require_mapped;
+use crate::model::Model;
+use crate::staging::Region;
 
 /// Bytes of a file covered by one mapping while its residency is read; a multiple of any page size.
 /// One status byte a page: 256 KiB of them with pages of 4 KiB.
@@ -65,6 +71,148 @@ fn resident_in_window(file: &File, start: u64, length: u64) -> io::Result<u64> {
     let page = page as u64;
     let resident = pages.iter().enumerate().filter(|(_, status)| *status & 1 == 1);
     Ok(resident.map(|(index, _)| page.min(length - index as u64 * page)).sum())
+}
+
+/// The pages of a model's files, as the model has them mapped.
+#[derive(Debug)]
+pub struct MappedPages<'model> {
+    model: &'model Model,
+    files: Vec<File>,
+}
+
+/// What to do with pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Give their memory back: unmap them from this process and drop them from the page cache. The next read
+    /// fetches them from the file again.
+    Release,
+    /// Begin to read them into the page cache.
+    Prefetch,
+}
+
+/// What the kernel answered.
+#[derive(Debug, Default)]
+pub struct Advised {
+    /// Bytes of the regions for which every call succeeded. That is no promise: what has become of the pages
+    /// is for [`MappedPages::resident`] to say.
+    pub accepted_bytes: u64,
+    /// The first answer that was an error.
+    pub refused: Option<io::Error>,
+}
+
+impl<'model> MappedPages<'model> {
+    /// The pages of `model`, whose shards are `files`, in the order in which it was loaded.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] when a file cannot be opened.
+    pub fn open(model: &'model Model, files: &[PathBuf]) -> Result<Self> {
+        let open = |path: &PathBuf| {
+            File::open(path).map_err(|error| {
+                Error::new(ErrorKind::System, format!("cannot open {}: {error}", path.display()))
+            })
+        };
+        Ok(Self { model, files: files.iter().map(open).collect::<Result<_>>()? })
+    }
+
+    /// Which pages of `region` are in memory, mapped by this process or not: one bit a page, the lowest bit of
+    /// the first word first. `None` when the kernel would not tell the truth, as for [`cached_bytes`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Limit`] when the region names no file of the model, [`ErrorKind::System`] when it is not
+    /// mapped.
+    pub fn resident(&self, region: &Region) -> Result<Option<Vec<u64>>> {
+        let file = self.files.get(region.file).ok_or_else(|| Error::limit("a region of no file"))?;
+        let failed = |error: io::Error| {
+            let address = region.address;
+            Error::new(ErrorKind::System, format!("cannot ask for the pages at {address:#x}: {error}"))
+        };
+        let owner = file.metadata().map_err(failed)?.uid();
+        if !may_see_residency(file, owner) {
+            return Ok(None);
+        }
+        let page = page_bytes();
+        let mut words = vec![0_u64; region.bytes.div_ceil(page).div_ceil(64)];
+        let mut status = Vec::new();
+        for start in (0..region.bytes).step_by(WINDOW as usize) {
+            let length = (WINDOW as usize).min(region.bytes - start);
+            status.resize(length.div_ceil(page), 0_u8);
+            let address = region.address.wrapping_add(start);
+            // SAFETY: mincore only reads the page tables, whatever the address, and `status` has one byte
+            // for each page of the range.
+            let result = unsafe { libc::mincore(at(address), length, status.as_mut_ptr()) };
+            if result == -1 {
+                return Err(failed(io::Error::last_os_error()));
+            }
+            let first = start / page;
+            for (index, _) in status.iter().enumerate().filter(|(_, status)| *status & 1 == 1) {
+                words[(first + index) / 64] |= 1 << ((first + index) % 64);
+            }
+        }
+        Ok(Some(words))
+    }
+
+    /// Asks the kernel for `action` on each region. Nothing is asked unless all of them are the model's own
+    /// file mapping.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Limit`] when a region is something else, or the model is being streamed;
+    /// [`ErrorKind::System`] when the list of mappings cannot be read.
+    pub fn advise(&self, regions: &[Region], action: Action) -> Result<Advised> {
+        let page = page_bytes();
+        if regions.iter().any(|region| {
+            region.file >= self.files.len()
+                || !region.address.is_multiple_of(page)
+                || !region.bytes.is_multiple_of(page)
+        }) {
+            return Err(Error::limit("a region is not whole pages of one of the model's files"));
+        }
+        // Held to the end, so that nothing is laid over the mapping meanwhile.
+        let _unclaimed = self.model.unclaimed()?;
+        require_mapped(regions, &self.files)?;
+        let mut advised = Advised::default();
+        for region in regions {
+            match self.advise_mapped(region, action) {
+                Ok(()) => advised.accepted_bytes += region.bytes as u64,
+                Err(error) => advised.refused = advised.refused.or(Some(error)),
+            }
+        }
+        Ok(advised)
+    }
+
+    /// The one place that gives the kernel advice between operations. The region is a mapped part of a model
+    /// file, and stays that during the call.
+    fn advise_mapped(&self, region: &Region, action: Action) -> io::Result<()> {
+        let advise = |advice| {
+            // SAFETY: the range is a shared, read-only mapping of a file (checked by the caller, and nobody
+            // may change it while the model is not claimed), so that whatever is dropped is read again from
+            // the file: no advice used here changes what the addresses yield.
+            match unsafe { libc::madvise(at(region.address), region.bytes, advice) } {
+                -1 => Err(io::Error::last_os_error()),
+                _ => Ok(()),
+            }
+        };
+        match action {
+            Action::Prefetch => advise(libc::MADV_WILLNEED),
+            Action::Release => {
+                // Cached pages come in blocks of up to 2 MiB, and the last call drops whole blocks only. This
+                // one splits those that the region's ends cut; where it cannot, they stay, as will be seen.
+                let _ = advise(libc::MADV_PAGEOUT);
+                advise(libc::MADV_DONTNEED)?;
+                let offset = libc::off_t::try_from(region.offset).map_err(io::Error::other)?;
+                let bytes = libc::off_t::try_from(region.bytes).map_err(io::Error::other)?;
+                let fd = self.files[region.file].as_raw_fd();
+                // SAFETY: an open file; the advice changes no content.
+                match unsafe { libc::posix_fadvise(fd, offset, bytes, libc::POSIX_FADV_DONTNEED) } {
+                    0 => Ok(()),
+                    error => Err(io::Error::from_raw_os_error(error)),
+                }
+            }
+        }
+    }
+}
+
+fn at(address: usize) -> *mut libc::c_void {
+    ptr::with_exposed_provenance_mut(address)
 }
 
 /// The size of a page in bytes.
