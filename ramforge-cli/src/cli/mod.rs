@@ -1,5 +1,6 @@
 //! The command line. The doc comments here are the help text.
 
+mod plan;
 mod run;
 
 use std::path::PathBuf;
@@ -7,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 
+pub use plan::PlanArgs;
 pub use run::RunArgs;
 
 /// Run GGUF language models larger than the memory you allow, and see exactly where every byte was.
@@ -26,6 +28,8 @@ pub struct Cli {
 pub enum Command {
     /// Continue a prompt with a model, inside a memory budget if you give one.
     Run(Box<RunArgs>),
+    /// Say what a model takes in memory and how it would run, without loading it.
+    Plan(PlanArgs),
     /// Show what a model file holds, reading its header only.
     Inspect(InspectArgs),
     /// List the architectures and tensor types that run, and for which of them there is evidence.

@@ -2,6 +2,7 @@
 
 mod completions;
 mod inspect;
+mod plan;
 mod progress;
 mod run;
 mod sizing;
@@ -23,6 +24,7 @@ pub use version::long_version;
 pub fn execute(cli: Cli, terminal: &mut Terminal<'_>) -> Result<()> {
     match cli.command {
         Command::Run(args) => run::run(*args, terminal),
+        Command::Plan(args) => plan::plan(&args, terminal),
         Command::Inspect(args) => inspect::inspect(&args, terminal),
         Command::Support(args) => support::support(&args, terminal),
         Command::Completions(args) => completions::completions(&args, terminal),

@@ -11,6 +11,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::observe::host::{Group, Groups};
+
 /// A limit file's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
@@ -71,6 +73,8 @@ pub struct MemoryV2 {
     pub peak: Option<u64>,
     /// `memory.max`.
     pub max: Option<Limit>,
+    /// `memory.high`: above it, the kernel slows the group down and takes its pages back.
+    pub high: Option<Limit>,
     /// `memory.events`.
     pub events: Option<Events>,
     /// `memory.swap.current`, bytes.
@@ -136,6 +140,7 @@ impl MemoryV2 {
             current: group.value("memory.current")?,
             peak: group.value("memory.peak")?,
             max: group.value("memory.max")?,
+            high: group.value("memory.high")?,
             events,
             swap_current: group.value("memory.swap.current")?,
             swap_peak: group.value("memory.swap.peak")?,
@@ -175,6 +180,15 @@ impl Memory {
         }
     }
 
+    /// The least that any limit of this group allows, in bytes: none when it has no limit.
+    pub fn tightest_limit(&self) -> Option<u64> {
+        let limits = match self {
+            Self::V2(memory) => [memory.max, memory.high],
+            Self::V1(memory) => [memory.limit, None],
+        };
+        limits.into_iter().flatten().filter_map(Limit::bytes).min()
+    }
+
     /// The limit and the usage of this group, in bytes.
     pub fn limit_and_usage(&self) -> (Option<Limit>, Option<u64>) {
         match self {
@@ -182,6 +196,40 @@ impl Memory {
             Self::V1(memory) => (memory.limit, memory.usage),
         }
     }
+}
+
+/// A group on the way from a process's own group up to the root of what is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Level {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Its memory files.
+    pub memory: Memory,
+}
+
+impl Level {
+    /// Samples the groups around the calling process, its own first, in every hierarchy that counts memory.
+    /// In a container, a group's own directory may not be shown: the levels that are shown are sampled.
+    ///
+    /// # Errors
+    /// A file that exists and cannot be read or understood, with its path.
+    pub fn sample_all(groups: &Groups) -> io::Result<Vec<Self>> {
+        let mut levels = Vec::new();
+        for dir in groups.v2.iter().flat_map(ancestry) {
+            let memory = Memory::V2(MemoryV2::sample(&dir)?);
+            levels.push(Self { dir, memory });
+        }
+        for dir in groups.v1_memory.iter().flat_map(ancestry) {
+            let memory = Memory::V1(MemoryV1::sample(&dir)?);
+            levels.push(Self { dir, memory });
+        }
+        Ok(levels)
+    }
+}
+
+fn ancestry(group: &Group) -> impl Iterator<Item = PathBuf> {
+    let levels = group.dir.ancestors().take_while(|dir| dir.starts_with(&group.mount_point));
+    levels.map(Path::to_owned)
 }
 
 /// The processes in the group at `dir`. Processes of another PID namespace, which the kernel shows as 0,

@@ -4,11 +4,22 @@ use serde::{Deserialize, Serialize};
 
 use super::KvType;
 
+/// How many tokens of context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ContextTokens {
+    /// So many.
+    Exactly(u32),
+    /// As many as the model was trained with.
+    Trained,
+    /// The prompt, and so many more, but no more than the model was trained with.
+    Prompt(u32),
+}
+
 /// The context whose sizes are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextRequest {
     /// Tokens of context.
-    pub context_tokens: u32,
+    pub context: ContextTokens,
     /// Most tokens computed at once.
     pub batch_tokens: u32,
     /// The type of keys and values.

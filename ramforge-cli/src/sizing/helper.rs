@@ -9,7 +9,7 @@ use forge_core::{Backend, Context, ContextParams, LoadMode, Model, ModelParams, 
 
 use super::{Answer, Subject};
 use crate::observe::process::{Process, Which};
-use crate::plan::{ContextRequest, KvType, NativeSizes};
+use crate::plan::{ContextRequest, ContextTokens, KvType, NativeSizes};
 use crate::{Error, Result};
 
 /// Answers every request on `input` with a line on `out`, until the input ends. Native messages go to `err`.
@@ -57,8 +57,13 @@ fn answer(subject: &Subject, model: &mut Option<Model>, request: &ContextRequest
         Some(model) => model,
         None => model.insert(load(subject)?),
     };
+    let context_tokens = match request.context {
+        ContextTokens::Exactly(tokens) => tokens,
+        ContextTokens::Trained => model.trained_context().max(1),
+        ContextTokens::Prompt(more) => more.min(model.trained_context()).max(1),
+    };
     let params = ContextParams {
-        context_tokens: request.context_tokens,
+        context_tokens,
         batch_tokens: request.batch_tokens,
         micro_batch_tokens: request.batch_tokens,
         threads: Threads { decode: request.threads, prompt: request.threads, ..Threads::default() },

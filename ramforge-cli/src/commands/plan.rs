@@ -1,0 +1,49 @@
+//! `ramforge plan`: what a load would take, from the headers and the native library's sizes.
+
+use std::path::Path;
+
+use forge_core::Threads;
+
+use crate::cli::PlanArgs;
+use crate::commands::Terminal;
+use crate::gguf;
+use crate::observe::cgroup::Level;
+use crate::observe::host::{Groups, Host};
+use crate::plan::{Budget, ContextRequest, ContextTokens, Model, Plan};
+use crate::sizing::{Sizer, Subject};
+use crate::{Error, Result};
+
+/// Tokens computed at once.
+pub(super) const BATCH_TOKENS: u32 = 512;
+
+pub fn plan(args: &PlanArgs, terminal: &mut Terminal<'_>) -> Result<()> {
+    let model = gguf::Model::open(&args.model)?;
+    let plan = make(args, &model, terminal)?;
+    if args.json {
+        return terminal.print_json(&plan);
+    }
+    let mut text = Vec::new();
+    plan.write_human(&mut text).map_err(Terminal::cannot_write)?;
+    terminal.print(&text)
+}
+
+fn make(args: &PlanArgs, model: &gguf::Model, terminal: &Terminal<'_>) -> Result<Plan> {
+    let files = model.files().iter().map(|file| file.path.clone()).collect();
+    let mut sizer = Sizer::start(&terminal.exe, &Subject { files, repack: true })?;
+    let request = ContextRequest {
+        context: args.ctx.map_or(ContextTokens::Trained, ContextTokens::Exactly),
+        batch_tokens: BATCH_TOKENS,
+        kv_type: args.kv_type,
+        threads: args.threads.unwrap_or_else(|| Threads::default().decode),
+    };
+    Plan::new(&Model::of(model), budget(args.ram)?, &request, &mut |request| sizer.sizes(request))
+}
+
+/// What a run may use here and now.
+pub(super) fn budget(ram: Option<u64>) -> Result<Budget> {
+    let proc = Path::new("/proc");
+    let host = Host::sample(proc)?;
+    let levels = Level::sample_all(&Groups::own(proc)?)
+        .map_err(|error| Error::failed("cannot read what this process's groups allow").caused_by(error))?;
+    Ok(Budget::new(&host, &levels, ram))
+}

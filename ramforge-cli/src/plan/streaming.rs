@@ -1,0 +1,55 @@
+//! What streaming would pin and read, as its policy chooses on what the headers say.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::gguf::Model;
+use crate::residency::stream::{Weight, choose};
+
+/// A choice of the streaming policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Streaming {
+    /// Bytes of weights that stay in memory.
+    pub pinned_bytes: u64,
+    /// Bytes that the streamed weights pass through.
+    pub pool_bytes: u64,
+    /// Bytes read each time the graph runs, that is, for each token.
+    pub read_per_token_bytes: u64,
+}
+
+/// The weights of `model` as the policy sees them. The header has no graph, so weights are taken to be used in
+/// the order of the layers and, in a layer, of the file.
+pub(super) fn weights(model: &Model) -> Vec<Weight> {
+    let tied = model.tensors().all(|(_, tensor)| &*tensor.name != "output.weight");
+    let mut weights: Vec<Weight> = model
+        .tensors()
+        .map(|(file, tensor)| Weight {
+            file,
+            offset: tensor.offset,
+            bytes: tensor.bytes,
+            layer: tensor.layer(),
+            used: None,
+            rows: &*tensor.name == "token_embd.weight",
+        })
+        .collect();
+    let mut order: Vec<usize> = (0..weights.len()).filter(|&index| tied || !weights[index].rows).collect();
+    // What is outside of the layers comes after them, as the output does.
+    order.sort_by_key(|&index| (weights[index].layer.unwrap_or(u32::MAX), index));
+    for (node, index) in order.into_iter().enumerate() {
+        weights[index].used = Some((node, node));
+    }
+    weights
+}
+
+/// What the policy chooses when the weights may take `budget` bytes.
+///
+/// # Errors
+/// The fewest bytes in which it works.
+pub(super) fn stream(weights: &[Weight], budget: u64) -> Result<Streaming, u64> {
+    let choice = choose(weights, budget)?;
+    let total: u64 = weights.iter().map(|weight| weight.bytes).sum();
+    let (pinned_bytes, pool_bytes) = (choice.pinned_bytes(), choice.pool_bytes());
+    let rows: u64 = choice.rows.iter().map(|pages| pages.bytes()).sum();
+    let read_per_token_bytes = total.saturating_sub(pinned_bytes).saturating_sub(rows);
+    Ok(Streaming { pinned_bytes, pool_bytes, read_per_token_bytes })
+}
