@@ -6,6 +6,7 @@ pub mod dequantize;
 pub mod gguf_reader;
 pub mod gguf_writer;
 pub mod oracle;
+pub mod programs;
 pub mod real;
 pub mod shapes;
 pub mod tokenizer;
