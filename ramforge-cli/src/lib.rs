@@ -9,6 +9,7 @@ pub mod engine;
 pub mod error;
 pub mod gguf;
 pub mod inspect;
+pub mod ledger;
 pub mod observe;
 pub mod plan;
 pub mod report;

@@ -15,8 +15,9 @@ use serde::{Deserialize, Serialize};
 pub use enforcement::{Backend, Enforcement, PageCache};
 pub use outcome::{Outcome, RunResult};
 pub use residency::{
-    Difference, GraphTrace, Inventory, Layer, LedgerEntry, LedgerTerm, Operation, Provenance, Reconciliation,
-    ResidencySample, Streaming,
+    Backing, Difference, GraphExecution, GraphNode, GraphTrace, Inventory, LastUse, Layer, LedgerEntry,
+    LedgerTerm, Mapping, Operation, Provenance, Reconciliation, ResidencySample, Streaming, Tensor,
+    TensorPages,
 };
 
 /// The version these types describe.

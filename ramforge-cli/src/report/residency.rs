@@ -11,8 +11,82 @@ pub struct Inventory {
     pub anonymous_bytes: u64,
     /// Bytes of tensors whose place is not known.
     pub unknown_bytes: u64,
+    /// Bytes of second copies, in anonymous memory, of tensors that are also read from the files.
+    #[serde(default)]
+    pub copy_bytes: u64,
+    /// The mappings of the model's files, in the order of the shards.
+    #[serde(default)]
+    pub mappings: Vec<Mapping>,
     /// The layers in order; tensors outside any layer are not among them.
     pub layers: Vec<Layer>,
+    /// The tensors, in the order of their files and offsets.
+    #[serde(default)]
+    pub tensors: Vec<Tensor>,
+}
+
+/// The mapping of one file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mapping {
+    /// The file.
+    pub path: String,
+    /// Its length.
+    pub file_bytes: u64,
+    /// Where in the file the first page begins that a tensor is read from; null when none is.
+    pub mapped_offset: Option<u64>,
+    /// Bytes of the pages from there to the last one.
+    pub mapped_bytes: u64,
+    /// Bytes of those in memory when they were last looked at.
+    pub resident_bytes: Option<u64>,
+}
+
+/// One tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tensor {
+    /// Its name.
+    pub name: String,
+    /// Its layer.
+    pub layer: Option<u32>,
+    /// The native name of its type.
+    pub tensor_type: String,
+    /// Elements in each dimension, innermost first; unused dimensions are 1.
+    pub shape: [u64; 4],
+    /// Its bytes.
+    pub bytes: u64,
+    /// The native name of its buffer; null for a tensor that is not loaded.
+    pub buffer: Option<String>,
+    /// What kind of memory it is read from.
+    pub backing: Backing,
+    /// The file that has it, by its place among the mappings.
+    pub file: u64,
+    /// Where in the file it begins.
+    pub offset: u64,
+    /// Its pages, when it is read from the mapping.
+    pub pages: Option<TensorPages>,
+}
+
+/// What kind of memory a tensor is read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Backing {
+    /// Pages of the file.
+    File,
+    /// Anonymous memory.
+    Anonymous,
+    /// It is not known, or not loaded.
+    Unknown,
+}
+
+/// The pages that hold a tensor.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorPages {
+    /// Where in the file the first one begins.
+    pub start: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes of those from which other tensors are read too.
+    pub shared_bytes: u64,
+    /// Bytes of those in memory when they were last looked at.
+    pub resident_bytes: Option<u64>,
 }
 
 /// One layer, `blk.N.*`.
@@ -28,6 +102,9 @@ pub struct Layer {
     pub exclusive_page_bytes: u64,
     /// Bytes of the pages it shares with tensors outside it.
     pub shared_page_bytes: u64,
+    /// Bytes of both in memory when they were last looked at.
+    #[serde(default)]
+    pub resident_bytes: Option<u64>,
 }
 
 /// How a number of the ledger is known.
@@ -81,10 +158,18 @@ pub enum LedgerTerm {
     ProcessRss,
     /// The largest it ever was.
     ProcessPeakRss,
+    /// The largest its anonymous part was at a safe boundary.
+    ProcessPeakRssAnonymous,
+    /// The largest its file part was at a safe boundary.
+    ProcessPeakRssFile,
     /// Its anonymous part now.
     ProcessRssAnonymous,
     /// Its file part now.
     ProcessRssFile,
+    /// Anonymous memory of the program itself, before it loaded anything.
+    Program,
+    /// Kernel memory charged to the group, such as page tables.
+    GroupKernel,
     /// What the memory group holds now.
     GroupCurrent,
     /// The most it ever held.
@@ -114,14 +199,23 @@ pub struct Difference {
 }
 
 /// One page operation: what was asked, what the kernel accepted and what was then seen are three facts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Operation {
     /// Release or prefetch.
     pub kind: String,
     /// The policy that planned it.
     pub policy: String,
+    /// After what: `load`, `prompt` or `decode`.
+    #[serde(default)]
+    pub phase: String,
     /// Tensors it was for.
     pub selected_tensors: u64,
+    /// Bytes the plan names. A policy that only observes asks for none of them.
+    #[serde(default)]
+    pub planned_bytes: u64,
+    /// What the mappings' resident bytes would be if the kernel did all the plan names.
+    #[serde(default)]
+    pub estimate_bytes: Option<u64>,
     /// Bytes asked for.
     pub requested_bytes: u64,
     /// Bytes of the calls the kernel accepted.
@@ -134,10 +228,16 @@ pub struct Operation {
     pub before: Option<ResidencySample>,
     /// Seen after.
     pub after: Option<ResidencySample>,
+    /// Whether a profile of the graph decided the order; null for a policy that needs none.
+    #[serde(default)]
+    pub profile_used: Option<bool>,
+    /// What should be known about the choice, or the kernel's first refusal.
+    #[serde(default)]
+    pub reason: Option<String>,
 }
 
 /// What was resident at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ResidencySample {
     /// The file mappings' resident bytes.
     pub mapping_resident_bytes: Option<u64>,
@@ -145,6 +245,12 @@ pub struct ResidencySample {
     pub process_rss_bytes: Option<u64>,
     /// The group's bytes.
     pub group_current_bytes: Option<u64>,
+    /// The process's anonymous resident bytes.
+    #[serde(default)]
+    pub process_anonymous_bytes: Option<u64>,
+    /// How long looking took.
+    #[serde(default)]
+    pub sampling_ms: Option<f64>,
 }
 
 /// Streaming inside the decode.
@@ -171,7 +277,7 @@ pub struct Streaming {
 }
 
 /// The bounded trace of the graph.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GraphTrace {
     /// Whether no event was dropped: only then is it evidence.
     pub complete: bool,
@@ -181,4 +287,67 @@ pub struct GraphTrace {
     pub events: u64,
     /// Events dropped for want of room.
     pub dropped_events: u64,
+    /// The executions of which something was recorded, in order.
+    #[serde(default)]
+    pub graphs: Vec<GraphExecution>,
+    /// The last node that reads each weight, in a complete execution for one token; empty when there is none.
+    #[serde(default)]
+    pub last_uses: Vec<LastUse>,
+    /// Why there are no last uses.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// The events themselves, when the detail was asked for.
+    #[serde(default)]
+    pub nodes: Vec<GraphNode>,
+}
+
+/// One execution of a graph.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GraphExecution {
+    /// Counted from 0.
+    pub number: u64,
+    /// `prompt` for a batch of several tokens, `decode` for one.
+    pub phase: String,
+    /// Tokens of the batch.
+    pub tokens: u64,
+    /// Nodes that compute something.
+    pub nodes: u64,
+    /// Those for which there was no room.
+    pub dropped: u64,
+    /// From the beginning of the trace.
+    pub started_ms: f64,
+    /// How long it took; null when it did not end.
+    pub elapsed_ms: Option<f64>,
+    /// Whether all of it was recorded.
+    pub complete: bool,
+}
+
+/// The last node that reads a weight.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastUse {
+    /// The tensor.
+    pub weight: String,
+    /// The node's place in the execution.
+    pub index: u64,
+    /// Its name.
+    pub node: String,
+}
+
+/// One node of one execution.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GraphNode {
+    /// The execution.
+    pub execution: u64,
+    /// The node's place in it.
+    pub index: u64,
+    /// Its name.
+    pub name: String,
+    /// Its operation.
+    pub operation: String,
+    /// What it reads.
+    pub sources: Vec<String>,
+    /// Bytes of its result.
+    pub bytes: u64,
+    /// How long it took.
+    pub elapsed_ms: Option<f64>,
 }
