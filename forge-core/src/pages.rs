@@ -50,7 +50,14 @@ fn may_see_residency(file: &File, owner: u32) -> bool {
 
 /// Resident bytes among the `length` bytes from `start`, a multiple of the page size.
 fn resident_in_window(file: &File, start: u64, length: u64) -> io::Result<u64> {
-    let page = page_bytes();
+    let page = page_bytes() as u64;
+    let pages = status_in_window(file, start, length)?;
+    let resident = pages.iter().enumerate().filter(|(_, status)| *status & 1 == 1);
+    Ok(resident.map(|(index, _)| page.min(length - index as u64 * page)).sum())
+}
+
+/// What `mincore` says of the pages of the `length` bytes from `start`, whether anybody has them mapped or not.
+fn status_in_window(file: &File, start: u64, length: u64) -> io::Result<Vec<u8>> {
     let length_bytes = usize::try_from(length).map_err(io::Error::other)?;
     let offset = libc::off_t::try_from(start).map_err(io::Error::other)?;
     let fd = file.as_raw_fd();
@@ -61,16 +68,13 @@ fn resident_in_window(file: &File, start: u64, length: u64) -> io::Result<u64> {
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    let mut pages = vec![0_u8; length_bytes.div_ceil(page)];
+    let mut pages = vec![0_u8; length_bytes.div_ceil(page_bytes())];
     // SAFETY: the range is the mapping just made, and `pages` has one byte for each of its pages.
     let status = unsafe { libc::mincore(address, length_bytes, pages.as_mut_ptr()) };
     let result = if status == -1 { Err(io::Error::last_os_error()) } else { Ok(()) };
     // SAFETY: the mapping just made, in full, to which no reference exists.
     unsafe { libc::munmap(address, length_bytes) };
-    result?;
-    let page = page as u64;
-    let resident = pages.iter().enumerate().filter(|(_, status)| *status & 1 == 1);
-    Ok(resident.map(|(index, _)| page.min(length - index as u64 * page)).sum())
+    result.map(|()| pages)
 }
 
 /// The pages of a model's files, as the model has them mapped.
@@ -114,8 +118,9 @@ impl<'model> MappedPages<'model> {
         Ok(Self { model, files: files.iter().map(open).collect::<Result<_>>()? })
     }
 
-    /// Which pages of `region` are in memory, mapped by this process or not: one bit a page, the lowest bit of
-    /// the first word first. `None` when the kernel would not tell the truth, as for [`cached_bytes`].
+    /// Which of the file's pages that `region` names are in memory, mapped by this process or not: one bit a
+    /// page, the lowest bit of the first word first. What is laid over the mapping while the model is streamed
+    /// is not the file's and does not count. `None` when the kernel would not tell the truth, as for [`cached_bytes`].
     ///
     /// # Errors
     /// [`ErrorKind::Limit`] when the region names no file of the model, [`ErrorKind::System`] when it is not
@@ -132,17 +137,15 @@ impl<'model> MappedPages<'model> {
         }
         let page = page_bytes();
         let mut words = vec![0_u64; region.bytes.div_ceil(page).div_ceil(64)];
-        let mut status = Vec::new();
+        let unclaimed = self.model.unclaimed().ok();
         for start in (0..region.bytes).step_by(WINDOW as usize) {
             let length = (WINDOW as usize).min(region.bytes - start);
-            status.resize(length.div_ceil(page), 0_u8);
-            let address = region.address.wrapping_add(start);
-            // SAFETY: mincore only reads the page tables, whatever the address, and `status` has one byte
-            // for each page of the range.
-            let result = unsafe { libc::mincore(at(address), length, status.as_mut_ptr()) };
-            if result == -1 {
-                return Err(failed(io::Error::last_os_error()));
-            }
+            let status = match unclaimed {
+                // The model's own mapping answers several times faster than a fresh one.
+                Some(_) => mapped_status(region.address.wrapping_add(start), length),
+                None => status_in_window(file, region.offset + start as u64, length as u64),
+            };
+            let status = status.map_err(failed)?;
             let first = start / page;
             for (index, _) in status.iter().enumerate().filter(|(_, status)| *status & 1 == 1) {
                 words[(first + index) / 64] |= 1 << ((first + index) % 64);
@@ -208,6 +211,16 @@ impl<'model> MappedPages<'model> {
                 }
             }
         }
+    }
+}
+
+/// What `mincore` says of the pages of a mapping.
+fn mapped_status(address: usize, length: usize) -> io::Result<Vec<u8>> {
+    let mut status = vec![0_u8; length.div_ceil(page_bytes())];
+    // SAFETY: mincore only reads page tables, whatever the address, and `status` has one byte for each page.
+    match unsafe { libc::mincore(at(address), length, status.as_mut_ptr()) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(status),
     }
 }
 

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use clap::builder::ArgPredicate;
 
-use crate::engine::DeviceChoice;
+use crate::engine::{DeviceChoice, Policy};
+use crate::plan::KvType;
 use crate::report::Backend;
-use crate::size;
+use crate::{Error, size};
 
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
@@ -55,12 +56,31 @@ pub struct RunArgs {
     pub seed: u32,
 
     /// The memory the run may use: 8G, 512MiB, 1.5G. All units are powers of 1024.
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, requires = "enforce_ram")]
-    #[arg(help_heading = "Memory")]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Memory")]
     pub ram: Option<u64>,
     /// Have the kernel enforce --ram for the run and everything it starts.
     #[arg(long, requires = "ram", help_heading = "Memory")]
     pub enforce_ram: bool,
+    /// How the weights are held in memory.
+    #[arg(long, value_name = "POLICY", value_enum, default_value = "auto", help_heading = "Memory")]
+    pub residency_policy: Policy,
+    /// What the run should hold between operations, anonymous memory and resident pages of the model's files
+    /// together; by default --ram. Policies that release work down to it.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Memory")]
+    pub residency_target: Option<u64>,
+    /// How far below the target to stay.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Memory")]
+    pub residency_reserve: Option<u64>,
+    /// Release every page of the model's mappings once after the load.
+    #[arg(long, conflicts_with_all = ["release_layer", "residency_prefetch"], help_heading = "Memory")]
+    pub release_mapping_pages: bool,
+    /// Release the pages of layer N once after the load, but for those shared with other layers. May be
+    /// repeated.
+    #[arg(long, value_name = "N", conflicts_with = "residency_prefetch", help_heading = "Memory")]
+    pub release_layer: Vec<u32>,
+    /// Begin to read so many bytes of weights after the load, layers in order.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Memory")]
+    pub residency_prefetch: Option<u64>,
     /// Enforce with this back end only, instead of the first that is usable.
     #[arg(long, value_name = "NAME", requires = "enforce_ram", value_enum, help_heading = "Memory")]
     pub enforce_backend: Option<EnforceBackend>,
@@ -73,6 +93,18 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     #[arg(help_heading = "Memory")]
     pub ctx: Option<u32>,
+    /// How the keys and values of past tokens are stored.
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_enum, help_heading = "Memory")]
+    pub kv_type: KvType,
+    /// What to do when the model does not fit as fast as it could run: auto takes a slower way, off refuses.
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_enum, help_heading = "Memory")]
+    pub fit: FitChoice,
+    /// Load even when the run cannot work in the budget, and warn.
+    #[arg(long, help_heading = "Memory")]
+    pub no_fit_guard: bool,
+    /// Stop the run when so much more of the machine's swap is in use than at the start, or never with off.
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = swap_limit, help_heading = "Memory")]
+    pub swap_limit: SwapLimit,
     /// Keep the weights in the file's own layout. By default weights are copied into the layout the CPU
     /// computes fastest with, where there is one.
     #[arg(long, help_heading = "Memory")]
@@ -102,6 +134,21 @@ pub struct RunArgs {
     /// Print where the memory was: limit, peak, faults, bytes read.
     #[arg(long, help_heading = "Reports")]
     pub memory_report: bool,
+    /// Print where the weights were, what was done about them, and what explains the memory.
+    #[arg(long, help_heading = "Reports")]
+    pub residency_report: bool,
+    /// Print the tensors of layer N: where each is in its file and in memory.
+    #[arg(long, value_name = "N", help_heading = "Reports")]
+    pub inspect_layer: Option<u32>,
+    /// Record what the graph computes, in order: operations, what they read, when each weight is used last.
+    #[arg(long, help_heading = "Reports")]
+    pub graph_trace: bool,
+    /// How many events there is room for; more are counted and dropped.
+    #[arg(long, value_name = "N", default_value_t = 4096, help_heading = "Reports")]
+    pub graph_trace_events: usize,
+    /// Compute nodes one by one, and put each with its time into the report.
+    #[arg(long, requires = "graph_trace", help_heading = "Reports")]
+    pub graph_trace_detail: bool,
     /// Write the whole report as JSON, whatever happens to the run.
     #[arg(long, value_name = "FILE", help_heading = "Reports")]
     pub residency_report_json: Option<PathBuf>,
@@ -122,6 +169,19 @@ pub enum Engine {
     /// The patched llama.cpp in this program.
     Forgecore,
 }
+
+/// The choices of `--fit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum FitChoice {
+    /// The fastest way that works in the budget.
+    Auto,
+    /// The fastest way there is, or none.
+    Off,
+}
+
+/// `--swap-limit`: a size in bytes, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwapLimit(pub Option<u64>);
 
 /// The names of `--enforce-backend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -149,6 +209,10 @@ fn number(text: &str, expected: &str, holds: impl Fn(f32) -> bool) -> Result<f32
         .ok()
         .filter(|&value: &f32| value.is_finite() && holds(value))
         .ok_or(format!("expected {expected}"))
+}
+
+fn swap_limit(text: &str) -> Result<SwapLimit, Error> {
+    if text == "off" { Ok(SwapLimit(None)) } else { size::parse(text).map(|bytes| SwapLimit(Some(bytes))) }
 }
 
 fn at_least_zero(text: &str) -> Result<f32, String> {

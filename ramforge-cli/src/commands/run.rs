@@ -6,16 +6,19 @@ use forge_core::Threads;
 
 use crate::cli::RunArgs;
 use crate::commands::Terminal;
-use crate::engine::{PromptSource, Sampling, Settings};
+use crate::commands::admission::admit;
+use crate::engine::{Policy, PromptSource, Sampling, Settings};
 use crate::gguf::{Model, printable};
 use crate::report::file::ReportFile;
 use crate::report::{self, Outcome, Report};
+use crate::residency;
 use crate::size::exact;
-use crate::supervisor::{self, EnforceRequest, Finished, LogLevel, Record, Request, Sizes, worker};
+use crate::supervisor::{self, EnforceRequest, Finished, LogLevel, Record, Request, worker};
 use crate::{Error, Result};
 
 pub fn run(args: RunArgs, terminal: &mut Terminal<'_>) -> Result<()> {
     let prompt = prompt_source(&args, terminal)?;
+    check_target(&args)?;
     // A report that cannot be written should not cost a run.
     let report_file = args.residency_report_json.as_deref().map(ReportFile::prepare).transpose()?;
     let mut report = Report::new(tool(), report::Model::default(), request(&args));
@@ -76,11 +79,51 @@ fn request(args: &RunArgs) -> report::Request {
         enforce_ram: args.enforce_ram,
         context_tokens: args.ctx,
         repack: Some(!args.no_repack),
+        policy: Some(args.residency_policy.name()),
+        target_bytes: args.residency_target.or(args.ram),
+        reserve_bytes: args.residency_reserve,
         prefetch: Some(!args.no_prefetch),
         threads: Some(threads(args)),
         device: Some(args.device.to_string()),
         ..report::Request::default()
     }
+}
+
+fn residency(args: &RunArgs) -> residency::Settings {
+    let policy = args.residency_policy;
+    let rule = policy.rule();
+    // The order of reuse comes from a trace.
+    let traced = args.graph_trace || policy == Policy::ReuseAware;
+    let acts = args.release_mapping_pages || !args.release_layer.is_empty() || args.residency_prefetch.is_some();
+    residency::Settings {
+        look: rule.is_some()
+            || acts
+            || args.residency_report
+            || args.inspect_layer.is_some()
+            || args.residency_report_json.is_some(),
+        own_group: args.enforce_ram,
+        policy: policy.name(),
+        rule,
+        only_observe: policy == Policy::Observe,
+        target_bytes: args.residency_target.or(args.ram),
+        reserve_bytes: args.residency_reserve.unwrap_or(0),
+        release_mapping: args.release_mapping_pages,
+        release_layers: args.release_layer.clone(),
+        prefetch_bytes: args.residency_prefetch,
+        trace: traced
+            .then_some(residency::TraceSettings { events: args.graph_trace_events, detail: args.graph_trace_detail }),
+    }
+}
+
+/// A policy that releases needs to know down to what.
+fn check_target(args: &RunArgs) -> Result<()> {
+    let policy = args.residency_policy;
+    let releases = policy.rule().is_some() && policy != Policy::Observe;
+    if releases && args.residency_target.or(args.ram).is_none() {
+        return Err(Error::usage(format!("--residency-policy {} needs a target", policy.name()))
+            .hint("give one with --residency-target SIZE or --ram SIZE"));
+    }
+    Ok(())
 }
 
 fn threads(args: &RunArgs) -> u32 {
@@ -121,7 +164,12 @@ fn supervised(
         system: args.system.clone(),
         max_tokens: args.max_tokens,
         context_tokens: args.ctx,
+        kv_type: args.kv_type,
         threads: threads(args),
+        ram_bytes: args.ram,
+        weight_bytes: model.tensor_bytes(),
+        policy: args.residency_policy,
+        residency: residency(args),
         sampling: Sampling {
             temperature: args.temperature,
             top_k: args.top_k,
@@ -136,7 +184,16 @@ fn supervised(
         progress: terminal.err_is_terminal,
         verbose: args.verbose,
     };
-    let settings = match serde_json::to_value(settings) {
+    let admitted = match admit(args, settings, model, terminal) {
+        Ok(admitted) => admitted,
+        Err(error) => return not_started(report, error),
+    };
+    report.admission = Some(admitted.admission);
+    if let Some(refused) = admitted.refused {
+        return not_started(report, refused);
+    }
+    admitted.notes.iter().for_each(|note| terminal.note(note));
+    let settings = match serde_json::to_value(admitted.settings) {
         Ok(settings) => settings,
         Err(error) => {
             return not_started(report, Error::failed("cannot pass on the settings").caused_by(error));
@@ -153,11 +210,13 @@ fn supervised(
             .filter(|_| args.enforce_ram)
             .map(|limit_bytes| EnforceRequest { limit_bytes, backend: args.enforce_backend.map(Into::into) }),
         timeout: args.enforce_timeout,
-        sizes: Some(Sizes { file_weights_bytes: Some(model.tensor_bytes()), ..Sizes::default() }),
+        swap_limit_bytes: args.swap_limit.0,
+        sizes: Some(admitted.sizes),
     };
     let verbose = args.verbose;
     supervisor::supervise(&request, report, &mut |record| match record {
         Record::NativeLog { text, .. } if verbose => terminal.note(text),
+        Record::Note { text } => terminal.note(text),
         Record::Warning { text } => terminal.note(&format!("warning: {text}")),
         Record::NativeLog { level: LogLevel::Warn, text } => terminal.note(&format!("warning: {text}")),
         _ => {}

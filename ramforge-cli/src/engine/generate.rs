@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use forge_core::{Batch, Context, ErrorKind as ForgeErrorKind, Sampler, Token};
 
 use crate::engine::text::Utf8Stream;
+use crate::residency::operations::{Failed, Operations};
 use crate::{Error, Result};
 
 /// Why generation stopped.
@@ -66,7 +67,9 @@ impl Generated {
 }
 
 /// What the loop needs beside the context.
-pub struct Request<'run, 'model> {
+pub struct Request<'run, 'model, 'pages> {
+    /// Decodes, and does what there is to do between decodes.
+    pub operations: &'run mut Operations<'pages>,
     /// Chooses the tokens.
     pub sampler: &'run mut Sampler<'model>,
     /// Where the text goes.
@@ -83,10 +86,10 @@ pub struct Request<'run, 'model> {
 pub fn generate(
     context: &mut Context<'_>,
     batch: &mut Batch,
-    request: Request<'_, '_>,
+    request: Request<'_, '_, '_>,
     mut on_first: impl FnMut() -> Result<()>,
 ) -> Result<Generated> {
-    let Request { sampler, out, mut position, mut last_output, max_tokens } = request;
+    let Request { operations, sampler, out, mut position, mut last_output, max_tokens } = request;
     let vocab = context.model().vocab();
     let started = Instant::now();
     let mut text = Utf8Stream::default();
@@ -117,10 +120,12 @@ pub fn generate(
         }
         batch.clear();
         batch.push(token, position, &[0], true)?;
-        match context.decode(batch) {
+        match operations.decode(context, batch) {
             Ok(()) => {}
-            Err(error) if error.kind() == ForgeErrorKind::Cancelled => break StopReason::Interrupted,
-            Err(error) => return Err(error.into()),
+            Err(Failed::Decode(error)) if error.kind() == ForgeErrorKind::Cancelled => {
+                break StopReason::Interrupted;
+            }
+            Err(failed) => return Err(failed.into()),
         }
         position += 1;
         last_output = 0;

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -15,14 +16,16 @@ use crate::engine::fit::{self, Way};
 use crate::engine::generate::{Generated, Request, StopReason, generate};
 use crate::engine::{Sampling, Settings, prompt, require_cpu};
 use crate::gguf;
+use crate::observe::process::{Process, Which};
 use crate::report::Output;
+use crate::residency::operations::{Failed, Operations};
 use crate::residency::Inventory;
 use crate::residency::streaming::{self, Budget, Streaming};
 use crate::supervisor::{Record, RecordSink, Sizes};
 use crate::{Error, ErrorKind, Result};
 
 /// Tokens computed at once, and in one call.
-const BATCH_TOKENS: u32 = 512;
+pub(crate) const BATCH_TOKENS: u32 = 512;
 
 /// Tokens the repetition penalty looks back.
 const PENALTY_TOKENS: u32 = 64;
@@ -66,19 +69,30 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     let (way, reason) = fit::way(backend, settings, &prompt)?;
 
     records.send(&Record::Loading { progress: 0.0 })?;
+    let before = Process::sample(Path::new("/proc"), Which::Own)?;
     let model = load(backend, settings, &way, progress, &stop)?;
+    let inventory = match way != Way::Resident || settings.residency.look {
+        true => Some(inventory(settings, &model)?),
+        false => None,
+    };
+    let looked_at = inventory.clone().filter(|_| settings.residency.look);
+    let mut operations = Operations::new(&settings.residency, records, &model, looked_at, &before)?;
     let tokens = prompt::tokens(settings, &model, &prompt)?;
     let params = ContextParams {
-        observed: way != Way::Resident,
+        observed: way != Way::Resident || settings.residency.trace.is_some(),
         cancel: Some(Arc::clone(&stop)),
         ..context_params(settings, &model, tokens.len())?
     };
     let mut context = Context::new(&model, &params).map_err(native)?;
     records.send(&Record::Sizes(sizes(settings, &context)?))?;
-    let streaming = match way {
-        Way::Resident => None,
-        Way::Stream(ram) => Some(start_streaming(settings, &mut context, ram, progress, &stop)?),
+    let streaming = match (way, &inventory) {
+        (Way::Stream(ram), Some(inventory)) => {
+            Some(start_streaming(settings, &mut context, inventory, ram, progress, &stop)?)
+        }
+        _ => None,
     };
+    drop(inventory);
+    operations.begin(&mut context, streaming.as_ref().map_or(0, Streaming::pool_bytes))?;
     if let Some(streaming) = &streaming {
         let why = reason.map_or(String::new(), |reason| format!(" ({reason})"));
         progress.clear();
@@ -92,11 +106,12 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     let mut batch = Batch::new(context.sizes().batch_tokens as usize, 1);
 
     let prompt_started = Instant::now();
-    let last_output = process_prompt(&mut context, &mut batch, &tokens, progress)?;
+    let last_output = process_prompt(&mut context, &mut operations, &mut batch, &tokens, progress)?;
     progress.clear();
     records.send(&Record::PromptDone { tokens: tokens.len() as u64, ms: milliseconds(prompt_started) })?;
 
     let request = Request {
+        operations: &mut operations,
         sampler: &mut sampler,
         out,
         position: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
@@ -109,6 +124,7 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     if let Some(streaming) = &streaming {
         records.send(&Record::Streaming(streaming.report()))?;
     }
+    operations.finish()?;
     records.send(&finished(&generated, tokens.len()))?;
     if generated.stop == StopReason::Interrupted { Err(interrupted()) } else { Ok(()) }
 }
@@ -135,7 +151,7 @@ fn load(
 }
 
 /// The sizes of the context for a prompt of so many tokens.
-pub(super) fn context_params(settings: &Settings, model: &Model, prompt_tokens: usize) -> Result<ContextParams> {
+pub(crate) fn context_params(settings: &Settings, model: &Model, prompt_tokens: usize) -> Result<ContextParams> {
     let prompt_tokens = u32::try_from(prompt_tokens)
         .map_err(|_| Error::failed(format!("a prompt of {prompt_tokens} tokens is too long")))?;
     let needed = prompt_tokens.saturating_add(settings.max_tokens);
@@ -151,28 +167,33 @@ pub(super) fn context_params(settings: &Settings, model: &Model, prompt_tokens: 
         batch_tokens: BATCH_TOKENS,
         micro_batch_tokens: BATCH_TOKENS,
         threads: Threads { decode: settings.threads, prompt: settings.threads, ..Threads::default() },
+        key_type: settings.kv_type.into(),
+        value_type: settings.kv_type.into(),
         ..ContextParams::default()
     })
+}
+
+fn inventory(settings: &Settings, model: &Model) -> Result<Inventory> {
+    let header = gguf::Model::open(&settings.files[0])?;
+    Inventory::new(&header, &model.tensors()?)
 }
 
 /// Pins and streams the weights of the loaded model, whose mapping nothing has read yet.
 fn start_streaming(
     settings: &Settings,
     context: &mut Context<'_>,
+    inventory: &Inventory,
     ram: u64,
     progress: &mut dyn Progress,
     stop: &AtomicBool,
 ) -> Result<Streaming> {
-    let header = gguf::Model::open(&settings.files[0])?;
-    let inventory = Inventory::new(&header, &context.model().tensors()?)?;
-    drop(header);
     let compute = context.memory_breakdown()?.compute_bytes();
     let budget = Budget::measure(ram, compute, settings.weight_bytes)?;
     let mut on_progress = |share| {
         progress.loading(share);
         !stop.load(Ordering::Relaxed)
     };
-    streaming::start(context, &inventory, budget, &mut on_progress)
+    streaming::start(context, inventory, budget, &mut on_progress)
 }
 
 /// The sizes of this run as the native library allocated them.
@@ -209,6 +230,7 @@ fn sampler(sampling: Sampling, vocab: Vocab<'_>) -> Result<Sampler<'_>> {
 /// Decodes the prompt in batches; returns the index of its last token in the last batch.
 fn process_prompt(
     context: &mut Context<'_>,
+    operations: &mut Operations<'_>,
     batch: &mut Batch,
     tokens: &[Token],
     progress: &mut dyn Progress,
@@ -222,7 +244,10 @@ fn process_prompt(
             batch.push(token, position, &[0], is_last)?;
             position += 1;
         }
-        context.decode(batch).map_err(native)?;
+        operations.decode(context, batch).map_err(|failed| match failed {
+            Failed::Decode(error) => native(error),
+            Failed::Between(error) => error,
+        })?;
         progress.prompt(position as usize, tokens.len());
     }
     Ok(batch.len() - 1)

@@ -6,6 +6,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::plan::KvType;
+use crate::residency::policy::Rule;
+
 /// Everything the worker needs to know.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
@@ -21,8 +24,18 @@ pub struct Settings {
     pub max_tokens: u32,
     /// Tokens of context; `None` takes what the prompt and `max_tokens` need.
     pub context_tokens: Option<u32>,
+    /// How the keys and values of past tokens are stored.
+    pub kv_type: KvType,
     /// Compute threads.
     pub threads: u32,
+    /// The memory the run may use.
+    pub ram_bytes: Option<u64>,
+    /// Bytes of the model's weights, from its header.
+    pub weight_bytes: u64,
+    /// How the weights are held.
+    pub policy: Policy,
+    /// What is done about its pages between operations, and what is reported of them.
+    pub residency: crate::residency::Settings,
     /// How the next token is chosen.
     pub sampling: Sampling,
     /// Repack weights into the layouts the CPU computes fastest with.
@@ -35,6 +48,45 @@ pub struct Settings {
     pub verbose: bool,
     /// Whether progress may be drawn on standard error.
     pub progress: bool,
+}
+
+/// How the weights are held in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// Resident when everything fits into --ram, streamed when it does not.
+    Auto,
+    /// As the native library loads them, with the kernel's paging.
+    Off,
+    /// A fixed set stays in memory, the rest is read from disk while the model computes.
+    Stream,
+    /// As off; plan as memory-bound does, and change nothing.
+    Observe,
+    /// After each operation, release tensors that share no page with another one, down to the target.
+    Conservative,
+    /// After each operation, release tensors in a fixed order, down to the target.
+    MemoryBound,
+    /// After each operation, release what the next token needs latest, down to the target. Traces the graph.
+    ReuseAware,
+    /// The same as memory-bound.
+    Active,
+}
+
+impl Policy {
+    /// The name on the command line and in reports.
+    pub fn name(self) -> String {
+        clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// What is released after each operation.
+    pub const fn rule(self) -> Option<Rule> {
+        match self {
+            Self::Auto | Self::Off | Self::Stream => None,
+            Self::Conservative => Some(Rule::Conservative),
+            Self::Observe | Self::MemoryBound | Self::Active => Some(Rule::MemoryBound),
+            Self::ReuseAware => Some(Rule::ReuseAware),
+        }
+    }
 }
 
 /// Where the prompt comes from.

@@ -86,7 +86,8 @@ impl<'run> Operations<'run> {
         with_context(&mut looking.facts, &context.memory_breakdown()?, staging_bytes);
         let boundary = Lifecycle::<_, ModelReady>::new(context).at_rest();
         if let Some(plan) = self.action()? {
-            self.carry_out(boundary, &plan, "load")?;
+            let before = self.look()?;
+            self.carry_out(boundary, &plan, "load", before)?;
         }
         let seen = self.look()?;
         self.say_ledger(seen.as_ref())
@@ -132,8 +133,9 @@ impl<'run> Operations<'run> {
         let (synchronizing, decoded) = operation.execute(|context| context.decode(batch));
         decoded.map_err(Failed::Decode)?;
         let boundary = synchronizing.synchronize();
-        let Some((rule, looking)) = rule.zip(self.looking.as_ref()) else { return Ok(()) };
-        let seen = looking.look().map_err(Failed::Between)?;
+        let Some(rule) = rule else { return Ok(()) };
+        let seen = self.look().map_err(Failed::Between)?;
+        let Some((looking, seen)) = self.looking.as_ref().zip(seen) else { return Ok(()) };
         let Some(resident) = &seen.resident else {
             return Err(Failed::Between(
                 Error::failed("the kernel shows which pages of a file are in memory only to its owner")
@@ -144,7 +146,7 @@ impl<'run> Operations<'run> {
         let profile = profile.as_ref().map_err(Clone::clone);
         let plan = release(rule, &looking.snapshot(self.settings, resident, &seen, profile));
         let phase = if tokens > 1 { "prompt" } else { "decode" };
-        self.carry_out(boundary, &plan, phase).map_err(Failed::Between)
+        self.carry_out(boundary, &plan, phase, Some(seen)).map_err(Failed::Between)
     }
 
     /// Says what there is to say at the end.
@@ -172,8 +174,8 @@ impl<'run> Operations<'run> {
         boundary: Lifecycle<'_, Context<'_>, SafeBoundary>,
         plan: &Plan,
         phase: &str,
+        before: Option<Seen>,
     ) -> Result<()> {
-        let before = self.look()?;
         let Some(looking) = self.looking.as_mut() else { return Ok(()) };
         let planning = boundary.plan();
         let executed = if self.settings.only_observe && phase != "load" || plan.pages.is_empty() {
