@@ -62,6 +62,7 @@ fn run(spec: &str) -> ExitCode {
             .limit_bytes
             .map(|limit_bytes| EnforceRequest { limit_bytes, backend: spec.backend }),
         timeout: spec.timeout_ms.map(Duration::from_millis),
+        swap_limit_bytes: None,
         sizes: None,
     };
     let report = Report::new(Tool::default(), Model::default(), Request::default());

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 
 pub use plan::PlanArgs;
-pub use run::RunArgs;
+pub use run::{FitChoice, RunArgs, SwapLimit};
 
 /// Run GGUF language models larger than the memory you allow, and see exactly where every byte was.
 ///

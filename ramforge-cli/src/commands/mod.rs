@@ -1,5 +1,6 @@
 //! One file a subcommand: glue between the command line and the library, nothing more.
 
+mod admission;
 mod completions;
 mod inspect;
 mod plan;

@@ -6,15 +6,13 @@ use forge_core::Threads;
 
 use crate::cli::PlanArgs;
 use crate::commands::Terminal;
+use crate::engine::BATCH_TOKENS;
 use crate::gguf;
 use crate::observe::cgroup::Level;
 use crate::observe::host::{Groups, Host};
 use crate::plan::{Budget, ContextRequest, ContextTokens, Model, Plan};
 use crate::sizing::{Sizer, Subject};
 use crate::{Error, Result};
-
-/// Tokens computed at once.
-pub(super) const BATCH_TOKENS: u32 = 512;
 
 pub fn plan(args: &PlanArgs, terminal: &mut Terminal<'_>) -> Result<()> {
     let model = gguf::Model::open(&args.model)?;
@@ -29,7 +27,7 @@ pub fn plan(args: &PlanArgs, terminal: &mut Terminal<'_>) -> Result<()> {
 
 fn make(args: &PlanArgs, model: &gguf::Model, terminal: &Terminal<'_>) -> Result<Plan> {
     let files = model.files().iter().map(|file| file.path.clone()).collect();
-    let mut sizer = Sizer::start(&terminal.exe, &Subject { files, repack: true })?;
+    let mut sizer = Sizer::start(&terminal.exe, &Subject { files, repack: true, run: None })?;
     let request = ContextRequest {
         context: args.ctx.map_or(ContextTokens::Trained, ContextTokens::Exactly),
         batch_tokens: BATCH_TOKENS,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use procfs::process::MountInfos;
-use procfs::{FromRead, Meminfo, ProcError, ProcessCGroups, VmStat};
+use procfs::{FromRead, Meminfo, MemoryPressure, ProcError, ProcessCGroups, VmStat};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
@@ -38,6 +38,23 @@ impl Host {
             swap_free_bytes: memory.swap_free,
             oom_kills: vmstat.and_then(|VmStat(counters)| u64::try_from(*counters.get("oom_kill")?).ok()),
         })
+    }
+}
+
+/// How long tasks waited for memory, where the kernel counts it (PSI).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pressure {
+    /// Percent of the last 10 seconds in which some task waited.
+    pub some_avg10: f32,
+    /// Percent of the last 10 seconds in which every task that could run waited.
+    pub full_avg10: f32,
+}
+
+impl Pressure {
+    /// Samples the machine through the proc file system mounted at `proc`.
+    pub fn sample(proc: &Path) -> Option<Self> {
+        let pressure = MemoryPressure::from_file(proc.join("pressure/memory")).ok()?;
+        Some(Self { some_avg10: pressure.some.avg10, full_avg10: pressure.full.avg10 })
     }
 }
 

@@ -15,6 +15,10 @@ use crate::size::readable;
 /// and 8 were not.
 const PAGING_ROOM: u64 = 16 << 20;
 
+/// What a worker that streams measured of itself beyond the helper's measurement, when a budget was divided to the
+/// last page: stacks and buffers of the threads. It was 1 MiB.
+const STREAM_ROOM: u64 = 2 << 20;
+
 /// The reserve is this part of a budget, within these bounds.
 const RESERVE_PART: u64 = 64;
 const RESERVE_LEAST: u64 = 4 << 20;
@@ -186,11 +190,16 @@ fn stream(model: &Model, footprint: &Footprint, budget_bytes: u64) -> WayVerdict
     let chosen = budget_bytes
         .checked_sub(beside + reserve(budget_bytes))
         .and_then(|budget| streaming::stream(&model.streamed, budget).ok());
-    let (needs_bytes, reserve_bytes) = with_reserve(beside + smallest_stream(&model.streamed));
+    let (needs_bytes, reserve_bytes) = with_reserve(beside + smallest_stream(&model.streamed) + STREAM_ROOM);
+    let verdict = match chosen {
+        Some(_) if needs_bytes <= budget_bytes => Verdict::Works,
+        Some(_) => Verdict::MayBeKilled,
+        None => Verdict::TooLarge,
+    };
     let bytes = |get: fn(Streaming) -> u64| chosen.map(get);
     WayVerdict {
         way: Way::Streaming,
-        verdict: if chosen.is_some() { Verdict::Works } else { Verdict::TooLarge },
+        verdict,
         needs_bytes,
         reserve_bytes,
         pinned_bytes: bytes(|chosen| chosen.pinned_bytes),

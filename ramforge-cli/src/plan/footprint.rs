@@ -21,7 +21,7 @@ pub struct Term {
 }
 
 impl Term {
-    fn new(name: impl Into<String>, bytes: u64, source: &str) -> Self {
+    pub(super) fn new(name: impl Into<String>, bytes: u64, source: &str) -> Self {
         Self { name: name.into(), bytes, source: source.to_owned() }
     }
 }
@@ -66,9 +66,18 @@ impl Footprint {
 
     /// The terms of [`Self::peak_bytes`].
     pub fn terms(&self, repack: bool) -> Vec<Term> {
+        let mut terms = vec![Term::new("model files", self.file_bytes, "the files' length")];
+        terms.extend(self.anonymous_terms(repack));
+        let tables = self.peak_bytes(repack) - terms.iter().map(|term| term.bytes).sum::<u64>();
+        terms.push(Term::new("page tables", tables, "8 bytes for each page of 4 KiB"));
+        terms
+    }
+
+    /// The terms of [`Self::anonymous_bytes`], or of [`Self::repacked_anonymous_bytes`].
+    pub fn anonymous_terms(&self, repack: bool) -> Vec<Term> {
         let sizes = &self.sizes;
         let native = "the native library, asked without allocating";
-        let mut terms = vec![Term::new("model files", self.file_bytes, "the files' length")];
+        let mut terms = Vec::new();
         if repack && sizes.repacked_weights_bytes > 0 {
             terms.push(Term::new("repacked copies of weights", sizes.repacked_weights_bytes, native));
         }
@@ -82,8 +91,6 @@ impl Footprint {
         terms.push(Term::new("logits", sizes.output_bytes, "outputs × vocabulary × 4 bytes"));
         let measured = "measured in a process that had loaded the header and made the context";
         terms.push(Term::new("vocabulary, metadata and program", sizes.base_bytes, measured));
-        let tables = self.peak_bytes(repack) - terms.iter().map(|term| term.bytes).sum::<u64>();
-        terms.push(Term::new("page tables", tables, "8 bytes for each page of 4 KiB"));
         terms
     }
 }

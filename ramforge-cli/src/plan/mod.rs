@@ -4,6 +4,7 @@
 //! ([`Model`]), what is free ([`Budget`]), and a function that answers a [`ContextRequest`] with the native
 //! library's sizes.
 
+mod admission;
 mod document;
 mod fit;
 mod footprint;
@@ -15,6 +16,7 @@ mod search;
 mod streaming;
 mod weights;
 
+pub use admission::{Asked, Decision, refusal};
 pub use document::{ModelSummary, Plan, SCHEMA_VERSION};
 pub use fit::{Fit, Model, Verdict, Way, WayVerdict};
 pub use footprint::{Footprint, Term};

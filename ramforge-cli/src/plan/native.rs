@@ -11,8 +11,8 @@ pub enum ContextTokens {
     Exactly(u32),
     /// As many as the model was trained with.
     Trained,
-    /// The prompt, and so many more, but no more than the model was trained with.
-    Prompt(u32),
+    /// As many as the run that the process was started for.
+    Run,
 }
 
 /// The context whose sizes are wanted.
@@ -33,6 +33,10 @@ pub struct ContextRequest {
 pub struct NativeSizes {
     /// Tokens of context, as the native library rounds them.
     pub context_tokens: u32,
+    /// Most tokens computed at once.
+    pub batch_tokens: u32,
+    /// Tokens of the run's prompt; `None` when it is not known yet, or there is no run.
+    pub prompt_tokens: Option<u32>,
     /// Tokens of context the model was trained with.
     pub trained_context_tokens: u32,
     /// Weights computed in the file's own layout.

@@ -55,6 +55,23 @@ pub struct Enforcement {
     pub notes: Vec<String>,
 }
 
+/// What the tripwire saw of the machine's swap while the worker ran.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Swap {
+    /// `--swap-limit`: how much more swap may be in use before the run is stopped.
+    pub limit_bytes: Option<u64>,
+    /// Swap in use at the start.
+    pub start_bytes: Option<u64>,
+    /// The most that was in use beyond that.
+    pub growth_bytes: Option<u64>,
+    /// The most time that some task waited for memory, in percent of 10 seconds.
+    pub pressure_some_percent: Option<f32>,
+    /// The most time that all tasks waited for memory, in percent of 10 seconds.
+    pub pressure_full_percent: Option<f32>,
+    /// Why nothing was watched.
+    pub idle_reason: Option<String>,
+}
+
 /// The model's pages in the page cache around the drop before an enforced load. Pages that another group
 /// has paid for do not count against the limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ mod residency;
 
 use serde::{Deserialize, Serialize};
 
-pub use enforcement::{Backend, Enforcement, PageCache};
+pub use enforcement::{Backend, Enforcement, PageCache, Swap};
 pub use outcome::{Outcome, RunResult};
 pub use residency::{
     Backing, Difference, GraphExecution, GraphNode, GraphTrace, Inventory, LastUse, Layer, LedgerEntry,
@@ -36,6 +36,8 @@ pub struct Report {
     pub request: Request,
     /// How the kernel held the run to its budget.
     pub enforcement: Enforcement,
+    /// What the tripwire saw, once a worker was started.
+    pub swap: Option<Swap>,
     /// Where the model's tensors lie, once it was loaded.
     pub inventory: Option<Inventory>,
     /// Every known amount of memory, and the unknown ones with a reason.
@@ -69,6 +71,7 @@ impl Report {
             model,
             request,
             enforcement: Enforcement::default(),
+            swap: None,
             inventory: None,
             ledger: Vec::new(),
             reconciliation: None,

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use forge_core::native_log::{self, Level, Message};
 use forge_core::{Backend, Context, ContextParams, LoadMode, Model, ModelParams, Threads};
 
-use super::{Answer, Subject};
+use super::Answer;
+use crate::engine::{PromptSource, Settings, context_params, prompt};
 use crate::observe::process::{Process, Which};
-use crate::plan::{ContextRequest, ContextTokens, KvType, NativeSizes};
+use crate::plan::{ContextRequest, ContextTokens, NativeSizes};
 use crate::{Error, Result};
 
 /// Answers every request on `input` with a line on `out`, until the input ends. Native messages go to `err`.
@@ -28,16 +29,16 @@ pub fn run(
             .caused_by(error)
     };
     let unheard = |error: std::io::Error| Error::failed("cannot answer with sizes").caused_by(error);
-    let subject: Subject = serde_json::from_str(argument).map_err(by_hand)?;
+    let asked: super::Subject = serde_json::from_str(argument).map_err(by_hand)?;
     native_log::set_sink(Some(Arc::new(move |message: &Message| {
         if message.level >= Level::Error {
             say(&message.text);
         }
     })));
-    let mut model = None;
+    let mut subject = None;
     for line in input.lines() {
         let request = serde_json::from_str(&line.map_err(unheard)?).map_err(by_hand)?;
-        let answer = match answer(&subject, &mut model, &request) {
+        let answer = match answer(&asked, &mut subject, &request) {
             Ok(sizes) => Answer::Sizes(sizes),
             Err(error) => Answer::Failed {
                 kind: error.kind(),
@@ -52,23 +53,42 @@ pub fn run(
     Ok(())
 }
 
-fn answer(subject: &Subject, model: &mut Option<Model>, request: &ContextRequest) -> Result<NativeSizes> {
-    let model = match model {
-        Some(model) => model,
-        None => model.insert(load(subject)?),
+/// The model without its weights, and the prompt of the run it is for.
+struct Subject {
+    model: Model,
+    run: Option<Run>,
+}
+
+struct Run {
+    context_tokens: u32,
+    /// `None` while it is not known.
+    prompt_tokens: Option<u32>,
+}
+
+fn answer(
+    asked: &super::Subject,
+    subject: &mut Option<Subject>,
+    request: &ContextRequest,
+) -> Result<NativeSizes> {
+    let Subject { model, run } = match subject {
+        Some(subject) => subject,
+        None => subject.insert(load(asked)?),
     };
-    let context_tokens = match request.context {
-        ContextTokens::Exactly(tokens) => tokens,
-        ContextTokens::Trained => model.trained_context().max(1),
-        ContextTokens::Prompt(more) => more.min(model.trained_context()).max(1),
-    };
+    // A prompt shorter than a batch is computed in one piece, and touches no more of the buffers than that.
+    let batch_tokens = run.as_ref().map_or(request.batch_tokens, |run| {
+        run.prompt_tokens.map_or(1, |tokens| tokens.clamp(1, request.batch_tokens))
+    });
     let params = ContextParams {
-        context_tokens,
-        batch_tokens: request.batch_tokens,
-        micro_batch_tokens: request.batch_tokens,
+        context_tokens: match (request.context, run.as_ref()) {
+            (ContextTokens::Exactly(tokens), _) => tokens,
+            (ContextTokens::Run, Some(run)) => run.context_tokens,
+            (ContextTokens::Trained | ContextTokens::Run, _) => model.trained_context().max(1),
+        },
+        batch_tokens,
+        micro_batch_tokens: batch_tokens,
         threads: Threads { decode: request.threads, prompt: request.threads, ..Threads::default() },
-        key_type: native(request.kv_type),
-        value_type: native(request.kv_type),
+        key_type: request.kv_type.into(),
+        value_type: request.kv_type.into(),
         ..ContextParams::default()
     };
     let context = Context::new(model, &params)?;
@@ -88,6 +108,8 @@ fn answer(subject: &Subject, model: &mut Option<Model>, request: &ContextRequest
         .ok_or_else(|| Error::failed("this kernel does not show a process's anonymous memory"))?;
     Ok(NativeSizes {
         context_tokens: sizes.context_tokens,
+        batch_tokens,
+        prompt_tokens: run.as_ref().and_then(|run| run.prompt_tokens),
         trained_context_tokens: model.trained_context(),
         mapped_weights_bytes: memory.model_bytes() - repacked,
         repacked_weights_bytes: repacked,
@@ -99,26 +121,30 @@ fn answer(subject: &Subject, model: &mut Option<Model>, request: &ContextRequest
     })
 }
 
-fn load(subject: &Subject) -> Result<Model> {
+fn load(asked: &super::Subject) -> Result<Subject> {
     let params = ModelParams {
         // Nothing is read or mapped but the header; the native library sizes without a mapping only.
         load_mode: LoadMode::Read,
         no_alloc: true,
-        extra_buffers: subject.repack,
+        extra_buffers: asked.repack,
         ..ModelParams::default()
     };
-    Ok(Model::load(Backend::init(), &subject.files, params, None)?)
+    let model = Model::load(Backend::init(), &asked.files, params, None)?;
+    let run = asked.run.as_ref().map(|settings| run_of(settings, &model)).transpose()?;
+    Ok(Subject { model, run })
 }
 
-const fn native(kv_type: KvType) -> forge_core::KvType {
-    match kv_type {
-        KvType::F32 => forge_core::KvType::F32,
-        KvType::F16 => forge_core::KvType::F16,
-        KvType::Bf16 => forge_core::KvType::Bf16,
-        KvType::Q8_0 => forge_core::KvType::Q8_0,
-        KvType::Q5_1 => forge_core::KvType::Q5_1,
-        KvType::Q5_0 => forge_core::KvType::Q5_0,
-        KvType::Q4_1 => forge_core::KvType::Q4_1,
-        KvType::Q4_0 => forge_core::KvType::Q4_0,
-    }
+/// The context that `settings` come to. A prompt from standard input is the worker's to read: it is taken for the
+/// shortest there is.
+fn run_of(settings: &Settings, model: &Model) -> Result<Run> {
+    let prompt_tokens = match &settings.prompt {
+        PromptSource::StandardInput => None,
+        source => {
+            let text = prompt::read(source, &mut std::io::empty())?;
+            Some(prompt::tokens(settings, model, &text)?.len())
+        }
+    };
+    let params = context_params(settings, model, prompt_tokens.unwrap_or(1))?;
+    let prompt_tokens = prompt_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+    Ok(Run { context_tokens: params.context_tokens, prompt_tokens })
 }

@@ -18,7 +18,8 @@ use std::time::Duration;
 use forge_core::spawn::{Setup, spawn};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{ContextRequest, NativeSizes};
+use crate::engine::Settings;
+use crate::plan::{ContextRequest, KvType, NativeSizes};
 use crate::{Error, ErrorKind, Result};
 
 pub use helper::run;
@@ -30,12 +31,14 @@ pub const COMMAND: &str = "sizing";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The model to size: the argument of the hidden command.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Subject {
     /// The model's files, the shards in their order.
     pub files: Vec<PathBuf>,
     /// Whether weights are repacked.
     pub repack: bool,
+    /// The run that [`ContextTokens::Run`](crate::plan::ContextTokens::Run) stands for.
+    pub run: Option<Box<Settings>>,
 }
 
 /// What a helper answers.
@@ -43,6 +46,21 @@ pub struct Subject {
 enum Answer {
     Sizes(NativeSizes),
     Failed { kind: ErrorKind, message: String, hints: Vec<String> },
+}
+
+impl From<KvType> for forge_core::KvType {
+    fn from(kv_type: KvType) -> Self {
+        match kv_type {
+            KvType::F32 => Self::F32,
+            KvType::F16 => Self::F16,
+            KvType::Bf16 => Self::Bf16,
+            KvType::Q8_0 => Self::Q8_0,
+            KvType::Q5_1 => Self::Q5_1,
+            KvType::Q5_0 => Self::Q5_0,
+            KvType::Q4_1 => Self::Q4_1,
+            KvType::Q4_0 => Self::Q4_0,
+        }
+    }
 }
 
 /// A helper process that holds one model's header. It ends when this is dropped.

@@ -20,6 +20,8 @@ pub(super) enum Stop {
     Timeout(Duration),
     /// This signal asked for it.
     Signal(i32),
+    /// The machine's swap in use grew by so many bytes.
+    Swap(u64),
 }
 
 /// Everything that was seen of the end.
@@ -118,7 +120,21 @@ impl Ending<'_> {
                 .hint("--enforce-timeout SECONDS allows more"),
             ),
             Stop::Signal(signal) => Some(self.interrupted(signal)),
+            Stop::Swap(growth) => Some(self.swapping(growth)),
         }
+    }
+
+    fn swapping(&self, growth: u64) -> Error {
+        let needs = self.story.sizes.as_ref().map(Needs::of).unwrap_or_default();
+        let message = format!(
+            "stopped {}: the machine had swapped out {} since the start{}",
+            self.story.phase.describe(),
+            exact(growth),
+            needs.list().map(|terms| format!("; the run holds {terms}")).unwrap_or_default(),
+        );
+        Error::new(ErrorKind::Refused, message)
+            .hint("give the run less: --ram SIZE, or a smaller --ctx; `ramforge plan` says what works")
+            .hint("--swap-limit SIZE allows more swapping, --swap-limit off any")
     }
 
     fn interrupted(&self, signal: i32) -> Error {
@@ -211,18 +227,20 @@ impl Needs {
         self.held.iter().map(|(_, bytes)| bytes).sum()
     }
 
+    /// What is held, with its sizes; `None` when none is known.
+    fn list(&self) -> Option<String> {
+        let terms = self.held.iter().map(|(name, bytes)| format!("{name} {}", exact(*bytes)));
+        (!self.held.is_empty()).then(|| terms.collect::<Vec<_>>().join(", "))
+    }
+
     fn describe(&self, limit_bytes: u64) -> String {
-        if self.held.is_empty() {
-            return "; its sizes were not known yet".to_owned();
-        }
-        let terms: Vec<String> =
-            self.held.iter().map(|(name, bytes)| format!("{name} {}", exact(*bytes))).collect();
+        let Some(terms) = self.list() else { return "; its sizes were not known yet".to_owned() };
         let total = self.total();
         let verdict = match total.checked_sub(limit_bytes) {
             Some(over) if over > 0 => format!("{} more than the limit", readable(over)),
             _ => "under the limit, so what was not measured took the rest".to_owned(),
         };
-        format!("; it has to hold {}: together {}, {verdict}", terms.join(", "), readable(total))
+        format!("; it has to hold {terms}: together {}, {verdict}", readable(total))
     }
 
     /// The smallest changes that would help, as far as the sizes tell.
@@ -369,6 +387,20 @@ mod tests {
         let ending = Ending { stop: Some(Stop::Signal(15)), ..ended(1 << 8, &story) };
         let expected = (ErrorKind::Interrupted, "interrupted by SIGTERM while generating".to_owned());
         assert_eq!(kind_and_message(&ending), expected);
+    }
+
+    #[test]
+    fn swapping_names_the_growth_and_the_terms() {
+        let sizes = Sizes { kv_bytes: Some(90 * MIB), ..Sizes::default() };
+        let story = Story { phase: Phase::Loading, sizes: Some(sizes), ..Story::default() };
+        let ending = Ending { stop: Some(Stop::Swap(600 * MIB)), killed: true, ..ended(SIGKILL, &story) };
+        let (kind, message) = kind_and_message(&ending);
+        assert_eq!(kind, ErrorKind::Refused);
+        assert!(
+            message.contains("while loading the model: the machine had swapped out 600 MiB"),
+            "{message}"
+        );
+        assert!(message.ends_with("the run holds KV cache 90 MiB (94371840 bytes)"), "{message}");
     }
 
     #[test]

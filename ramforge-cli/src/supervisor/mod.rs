@@ -24,6 +24,7 @@ mod model_files;
 mod page_cache;
 pub mod records;
 mod story;
+mod tripwire;
 pub mod worker;
 
 use std::ffi::OsString;
@@ -91,6 +92,8 @@ pub struct Request {
     pub enforcement: Option<EnforceRequest>,
     /// After how long the run is ended.
     pub timeout: Option<Duration>,
+    /// How much more of the machine's swap may come into use before the run is stopped; `None` does not look.
+    pub swap_limit_bytes: Option<u64>,
     /// The sizes known before the load, to explain a kill for memory; the worker's own replace them.
     pub sizes: Option<Sizes>,
 }
@@ -149,6 +152,8 @@ enum Event {
     /// No more records will come.
     RecordsEnd,
     Signal(i32),
+    /// A look at the machine's swap.
+    Swap(tripwire::Sample),
     /// The worker has ended and waits to be reaped.
     WorkerEnd,
 }
@@ -205,7 +210,8 @@ impl Run {
         // The worker's copy is the only writer now, so the pipe ends with it.
         drop(records);
         read_records(reader, sender.clone());
-        wait_for_end(worker.id(), sender);
+        wait_for_end(worker.id(), sender.clone());
+        report.swap = Some(tripwire::watch(surroundings.proc, request.swap_limit_bytes, sender));
         let story = Story { sizes: request.sizes.clone(), ..Story::default() };
         let timeout = request.timeout;
         Ok(Self { worker, group, events, signals, timeout, started, story, kills_before, model_files })
@@ -226,6 +232,15 @@ impl Run {
                     stop = Some(Stop::Signal(signal));
                     self.pass_on(signal);
                     deadline = Some(Instant::now() + INTERRUPT_GRACE);
+                }
+                Some(Event::Swap(sample)) => {
+                    let growth = report.swap.as_mut().and_then(|swap| tripwire::trips(swap, sample));
+                    if let Some(growth) = growth.filter(|_| !killed) {
+                        stop.get_or_insert(Stop::Swap(growth));
+                        killed = true;
+                        self.kill();
+                        deadline = None;
+                    }
                 }
                 // The second one, or the end of patience.
                 Some(Event::Signal(_)) | None => {
@@ -252,7 +267,7 @@ impl Run {
             match self.next_event(Some(deadline)) {
                 Some(Event::Record(record)) => self.take(record, report, on_record),
                 Some(Event::RecordsEnd) | None => records_end = true,
-                Some(Event::Signal(_) | Event::WorkerEnd) => {}
+                Some(Event::Signal(_) | Event::Swap(_) | Event::WorkerEnd) => {}
             }
         }
         Ok(Ended { status, stop, killed })

@@ -123,6 +123,22 @@ pub struct Sizes {
     pub smallest_ram_bytes: Option<u64>,
 }
 
+impl Sizes {
+    /// These, and where something is not known, what `before` had.
+    #[must_use]
+    pub fn or(self, before: Self) -> Self {
+        Self {
+            context_tokens: self.context_tokens.or(before.context_tokens),
+            file_weights_bytes: self.file_weights_bytes.or(before.file_weights_bytes),
+            anonymous_weights_bytes: self.anonymous_weights_bytes.or(before.anonymous_weights_bytes),
+            kv_bytes: self.kv_bytes.or(before.kv_bytes),
+            compute_bytes: self.compute_bytes.or(before.compute_bytes),
+            other_bytes: self.other_bytes.or(before.other_bytes),
+            smallest_ram_bytes: self.smallest_ram_bytes.or(before.smallest_ram_bytes),
+        }
+    }
+}
+
 /// The worker's end of the pipe. Clones write to the same pipe.
 #[derive(Clone, Debug)]
 pub struct RecordSink(Arc<Mutex<File>>);

@@ -64,7 +64,7 @@ impl Story {
         match record {
             Record::Loading { .. } => self.phase = Phase::Loading,
             Record::Admission(admission) => report.admission = Some(admission),
-            Record::Sizes(sizes) => self.sizes = Some(sizes),
+            Record::Sizes(sizes) => self.sizes = Some(sizes.or(self.sizes.take().unwrap_or_default())),
             Record::Loaded { load_ms } => {
                 self.phase = Phase::Prompt;
                 report.timing.load_ms = Some(load_ms);
