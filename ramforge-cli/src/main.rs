@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     let matches = Cli::command().long_version(long_version()).get_matches();
     let result = Cli::from_arg_matches(&matches)
         .map_err(|error| Error::usage(error.to_string()))
-        .and_then(|cli| run(cli));
+        .and_then(run);
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
