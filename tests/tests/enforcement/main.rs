@@ -281,9 +281,7 @@ fn a_run_that_never_starts_leaves_nothing() {
     missing.assert_end(1, "error");
     missing.assert_nothing_left(&kernel);
     // Not even the program fits.
-    let mut run = short(&tiny(), &[]).reported();
-    run.command.args(["--enforce-ram", "--ram", "4K"]);
-    let finished = run.finish();
+    let finished = short(&tiny(), &[]).limited_to("4K").reported().finish();
     finished.assert_end(137, "oom-killed");
     finished.assert_nothing_left(&kernel);
 }
