@@ -8,6 +8,7 @@ pub mod gguf_writer;
 pub mod oracle;
 pub mod programs;
 pub mod real;
+pub mod schema;
 pub mod shapes;
 pub mod tokenizer;
 pub mod weights;
