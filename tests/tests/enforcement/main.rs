@@ -73,6 +73,26 @@ fn a_model_answers_inside_less_memory_than_its_weights() {
     }
 }
 
+/// As anybody types it: the program chooses how to live in the budget.
+#[test]
+fn the_default_run_answers_inside_its_budget() {
+    let Some(kernel) = kernel("the_default_run_answers_inside_its_budget") else { return };
+    let model = OwnModel::copy(&real::smollm2().unwrap());
+    let free = short(model.path(), &["--no-repack"]).finish();
+    for _ in 0..5 {
+        let mut run = short(model.path(), &[]).reported();
+        run.command.args(["--ram", "64M", "--enforce-ram"]);
+        let limited = run.finish();
+        let report = limited.assert_end(0, "ok");
+        limited.assert_nothing_left(&kernel);
+        assert_eq!(limited.out, free.out);
+        let peak = number(&report, "peak_bytes");
+        assert!(peak <= SMALLER_THAN_THE_WEIGHTS * MIB, "{peak}");
+        assert_eq!(number(&report, "oom_kills"), 0);
+        println!("{}: peak {peak} bytes", report["admission"]["verdict"]);
+    }
+}
+
 /// The same assertions of pressure do not hold where there is none.
 #[test]
 fn a_budget_with_room_is_never_met() {
@@ -97,7 +117,13 @@ fn too_small_a_budget_ends_in_the_kernels_verdict() {
     assert!(number(&report, "peak_bytes") <= 16 * MIB);
     assert_eq!(report["outcome"]["signal"], 9);
     assert_eq!(run.out, "");
-    for part in ["killed by the kernel for memory", "the limit is 16 MiB (16777216 bytes)", "hint: "] {
+    for part in [
+        "killed by the kernel for memory while loading the model",
+        "the limit is 16 MiB (16777216 bytes)",
+        "it has to hold KV cache for ",
+        " more than the limit",
+        "hint: --ram ",
+    ] {
         assert!(run.err.contains(part), "{part:?}: {}", run.err);
     }
 }
