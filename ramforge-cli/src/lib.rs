@@ -5,6 +5,7 @@
 
 pub mod cli;
 pub mod commands;
+pub mod doctor;
 pub mod engine;
 pub mod error;
 pub mod gguf;

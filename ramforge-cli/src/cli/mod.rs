@@ -1,5 +1,6 @@
 //! The command line. The doc comments here are the help text.
 
+mod doctor;
 mod plan;
 mod run;
 
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 
+pub use doctor::DoctorArgs;
 pub use plan::PlanArgs;
 pub use run::{FitChoice, RunArgs, SwapLimit};
 
@@ -30,6 +32,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Say what a model takes in memory and how it would run, without loading it.
     Plan(PlanArgs),
+    /// Check that this machine is ready, and that a model fits it.
+    Doctor(DoctorArgs),
     /// Show what a model file holds, reading its header only.
     Inspect(InspectArgs),
     /// List the architectures and tensor types that run, and for which of them there is evidence.

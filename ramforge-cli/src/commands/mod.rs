@@ -2,6 +2,7 @@
 
 mod admission;
 mod completions;
+mod doctor;
 mod inspect;
 mod plan;
 mod progress;
@@ -26,6 +27,7 @@ pub fn execute(cli: Cli, terminal: &mut Terminal<'_>) -> Result<()> {
     match cli.command {
         Command::Run(args) => run::run(*args, terminal),
         Command::Plan(args) => plan::plan(&args, terminal),
+        Command::Doctor(args) => doctor::doctor(&args, terminal),
         Command::Inspect(args) => inspect::inspect(&args, terminal),
         Command::Support(args) => support::support(&args, terminal),
         Command::Completions(args) => completions::completions(&args, terminal),

@@ -54,7 +54,7 @@ use enforce::{HeldGroup, Launch, Surroundings};
 use model_files::ModelFiles;
 use story::Story;
 
-pub use enforce::{EnforceRequest, ORDER as BACKENDS};
+pub use enforce::{EnforceRequest, ORDER as BACKENDS, Readiness, readiness};
 pub use records::{LogLevel, Record, RecordSink, Sizes};
 
 /// The hidden command that cleans up after a supervisor killed with SIGKILL.

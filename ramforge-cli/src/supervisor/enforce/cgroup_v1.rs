@@ -1,13 +1,15 @@
 //! The memory controller of version 1, below the caller's own group.
 
+use std::fmt::Display;
 use std::io;
 
+use super::cgroup_v2::writable;
 use super::group::{Group, Hierarchy};
 use super::{Created, Refusal};
 use crate::observe::host;
 
-/// Makes a group with the limit.
-pub(super) fn create(own: Option<&host::Group>, limit_bytes: u64) -> Result<Created, Refusal> {
+/// The group below which one can be made, as far as that can be told without making one.
+pub(super) fn place(own: Option<&host::Group>) -> Result<&host::Group, Refusal> {
     let Some(own) = own else {
         return Err(Refusal::new(
             "the version 1 memory controller is not mounted here",
@@ -20,13 +22,24 @@ pub(super) fn create(own: Option<&host::Group>, limit_bytes: u64) -> Result<Crea
             "mount it read-write; a container has to be started with a writable cgroup mount",
         ));
     }
+    if !writable(&own.dir) {
+        return Err(cannot_make(own, "Permission denied"));
+    }
+    Ok(own)
+}
+
+fn cannot_make(own: &host::Group, error: impl Display) -> Refusal {
     let dir = own.dir.display();
-    let group = Group::create_below(&own.dir, Hierarchy::V1).map_err(|error| {
-        Refusal::new(
-            format!("cannot make a group in {dir}: {error}"),
-            format!("run as root, or have root give you {dir} (chown)"),
-        )
-    })?;
+    Refusal::new(
+        format!("cannot make a group in {dir}: {error}"),
+        format!("run as root, or have root give you {dir} (chown)"),
+    )
+}
+
+/// Makes a group with the limit.
+pub(super) fn create(own: Option<&host::Group>, limit_bytes: u64) -> Result<Created, Refusal> {
+    let own = place(own)?;
+    let group = Group::create_below(&own.dir, Hierarchy::V1).map_err(|error| cannot_make(own, error))?;
     let mut created = Created { group: Some(group.clone()), swap_limited: false };
     created.swap_limited = limit(&group, limit_bytes).map_err(|error| {
         Refusal::new(

@@ -23,6 +23,11 @@ pub(super) fn create(
     limit_bytes: u64,
     surroundings: &Surroundings,
 ) -> Result<Created, Refusal> {
+    place(own, surroundings)?.create(limit_bytes)
+}
+
+/// Where a group can be made, without making one.
+pub(super) fn place(own: Option<&host::Group>, surroundings: &Surroundings) -> Result<Place, Refusal> {
     let Some(own) = own else {
         return Err(Refusal::new(
             "no cgroup2 file system shows this process's group",
@@ -42,13 +47,12 @@ pub(super) fn create(
              controller, boot with systemd.unified_cgroup_hierarchy=1",
         ));
     }
-    let place = choose_place(own, surroundings)?;
-    place.create(limit_bytes)
+    choose_place(own, surroundings)
 }
 
 /// Where a group with a limit can be made.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     /// Below this group: the root, or the parent of the caller's own.
     Below(PathBuf),
     /// Below the caller's own group, once the caller has moved into a leaf of it.
@@ -178,7 +182,7 @@ fn is_delegated(dir: &Path, mount_point: &Path, systemd: bool) -> bool {
     }
 }
 
-fn writable(path: &Path) -> bool {
+pub(super) fn writable(path: &Path) -> bool {
     accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).is_ok()
 }
 

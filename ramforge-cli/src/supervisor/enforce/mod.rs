@@ -49,6 +49,35 @@ impl Refusal {
     }
 }
 
+/// Whether a back end could hold a run, as far as that can be told without starting one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Readiness {
+    /// The back end.
+    pub backend: Backend,
+    /// Why it cannot, and what would change that.
+    pub obstacle: Option<(String, String)>,
+}
+
+/// Looks at every back end in the order of [`ORDER`], and changes nothing.
+///
+/// # Errors
+/// The calling process's groups cannot be found out.
+pub fn readiness() -> Result<Vec<Readiness>> {
+    let surroundings = Surroundings::default();
+    let groups = Groups::own(&surroundings.proc)?;
+    let readiness = |backend| {
+        let result = match backend {
+            Backend::CgroupV2 => cgroup_v2::place(groups.v2.as_ref(), &surroundings).map(drop),
+            Backend::SystemdScope => systemd::reachable(&surroundings),
+            Backend::CgroupV1 => cgroup_v1::place(groups.v1_memory.as_ref()).map(drop),
+            Backend::None => Ok(()),
+        };
+        let obstacle = result.err().map(|refusal| (refusal.reason, refusal.remedy));
+        Readiness { backend, obstacle }
+    };
+    Ok(ORDER.into_iter().map(readiness).collect())
+}
+
 /// Where the kernel's file systems are: the real ones, or a test's.
 #[derive(Clone, Debug)]
 pub(super) struct Surroundings {

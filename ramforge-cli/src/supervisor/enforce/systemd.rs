@@ -122,7 +122,17 @@ fn unit_name() -> String {
     format!("ramforge-{}-{}.scope", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Judges a scope that was made around nothing.
+/// Whether there is a manager that could be asked for a scope, without asking for one.
+pub(super) fn reachable(surroundings: &Surroundings) -> std::result::Result<(), Refusal> {
+    let root = rustix::process::geteuid().is_root();
+    let mut command = Command::new("systemctl");
+    if !root {
+        command.arg("--user");
+    }
+    usable(command.args(["show", "--property=Version"]).stdin(Stdio::null()).output(), root, surroundings)
+}
+
+/// Judges an answer of systemd: to a scope around nothing, or to a question.
 fn usable(
     probe: io::Result<Output>,
     root: bool,
