@@ -78,6 +78,7 @@ fn request(args: &RunArgs) -> report::Request {
         ram_bytes: args.ram,
         enforce_ram: args.enforce_ram,
         context_tokens: args.ctx,
+        kv_type: Some(args.kv_type.to_string()),
         repack: Some(!args.no_repack),
         policy: Some(args.residency_policy.name()),
         target_bytes: args.residency_target.or(args.ram),
@@ -85,7 +86,6 @@ fn request(args: &RunArgs) -> report::Request {
         prefetch: Some(!args.no_prefetch),
         threads: Some(threads(args)),
         device: Some(args.device.to_string()),
-        ..report::Request::default()
     }
 }
 
@@ -94,7 +94,8 @@ fn residency(args: &RunArgs) -> residency::Settings {
     let rule = policy.rule();
     // The order of reuse comes from a trace.
     let traced = args.graph_trace || policy == Policy::ReuseAware;
-    let acts = args.release_mapping_pages || !args.release_layer.is_empty() || args.residency_prefetch.is_some();
+    let acts =
+        args.release_mapping_pages || !args.release_layer.is_empty() || args.residency_prefetch.is_some();
     residency::Settings {
         look: rule.is_some()
             || acts
@@ -110,8 +111,10 @@ fn residency(args: &RunArgs) -> residency::Settings {
         release_mapping: args.release_mapping_pages,
         release_layers: args.release_layer.clone(),
         prefetch_bytes: args.residency_prefetch,
-        trace: traced
-            .then_some(residency::TraceSettings { events: args.graph_trace_events, detail: args.graph_trace_detail }),
+        trace: traced.then_some(residency::TraceSettings {
+            events: args.graph_trace_events,
+            detail: args.graph_trace_detail,
+        }),
     }
 }
 

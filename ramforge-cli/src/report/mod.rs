@@ -148,6 +148,8 @@ pub struct Request {
     pub enforce_ram: bool,
     /// Tokens the context holds.
     pub context_tokens: Option<u32>,
+    /// The type of the keys and values of past tokens.
+    pub kv_type: Option<String>,
     /// The residency policy.
     pub policy: Option<String>,
     /// `--residency-target`.

@@ -143,12 +143,14 @@ pub fn supervise(request: &Request, mut report: Report, on_record: &mut dyn FnMu
 fn uncounted_pages(report: &Report) -> Option<String> {
     let cached = report.enforcement.page_cache.as_ref()?.after_bytes.filter(|bytes| *bytes > 0)?;
     let cached = exact(cached);
-    Some(format!("{cached} of the model stay in memory that somebody else uses; the limit does not count them"))
+    Some(format!(
+        "{cached} of the model stay in memory that somebody else uses; the limit does not count them"
+    ))
 }
 
 /// What the threads around a run have to say.
 enum Event {
-    Record(Record),
+    Record(Box<Record>),
     /// No more records will come.
     RecordsEnd,
     Signal(i32),
@@ -225,7 +227,7 @@ impl Run {
         let mut deadline = self.timeout.map(|timeout| self.started + timeout);
         loop {
             match self.next_event(deadline) {
-                Some(Event::Record(record)) => self.take(record, report, on_record),
+                Some(Event::Record(record)) => self.take(*record, report, on_record),
                 Some(Event::RecordsEnd) => records_end = true,
                 Some(Event::WorkerEnd) => break,
                 Some(Event::Signal(signal)) if stop.is_none() => {
@@ -265,7 +267,7 @@ impl Run {
         let deadline = Instant::now() + RECORDS_GRACE;
         while !records_end {
             match self.next_event(Some(deadline)) {
-                Some(Event::Record(record)) => self.take(record, report, on_record),
+                Some(Event::Record(record)) => self.take(*record, report, on_record),
                 Some(Event::RecordsEnd) | None => records_end = true,
                 Some(Event::Signal(_) | Event::Swap(_) | Event::WorkerEnd) => {}
             }
@@ -368,7 +370,7 @@ fn listen_to_signals(sender: Sender<Event>) -> io::Result<Handle> {
 fn read_records(pipe: PipeReader, sender: Sender<Event>) {
     thread::spawn(move || {
         records::read(BufReader::new(pipe), |record| {
-            let _ = sender.send(Event::Record(record));
+            let _ = sender.send(Event::Record(Box::new(record)));
         });
         let _ = sender.send(Event::RecordsEnd);
     });
