@@ -5,7 +5,9 @@
 
 mod chat;
 mod device;
+mod fit;
 mod generate;
+pub(crate) mod prompt;
 mod session;
 mod settings;
 mod text;
@@ -14,4 +16,5 @@ pub use chat::{Message, Template};
 pub use device::require_cpu;
 pub use generate::{Generated, StopReason};
 pub use session::{Progress, Surroundings, run};
-pub use settings::{DeviceChoice, PromptSource, Sampling, Settings};
+pub(crate) use session::{BATCH_TOKENS, context_params};
+pub use settings::{DeviceChoice, Policy, PromptSource, Sampling, Settings};

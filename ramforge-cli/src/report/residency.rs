@@ -1,5 +1,7 @@
 use serde::{Deserialize, Serialize};
 
+use super::AdmissionTerm;
+
 /// Where the model's tensors lie.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
@@ -274,6 +276,20 @@ pub struct Streaming {
     pub io: String,
     /// Whether they bypass the page cache.
     pub direct_io: bool,
+    /// Units that are streamed.
+    pub units: u64,
+    /// Bytes too large for any pool, which the kernel's paging reads each time the graph runs.
+    pub paged_bytes_per_pass: u64,
+    /// Reads under way at once.
+    pub readers: u64,
+    /// Most bytes in one read.
+    pub read_bytes: u64,
+    /// Times the graph was not the planned one, and was read through the mapping.
+    pub unplanned_passes: u64,
+    /// The budget that was divided.
+    pub budget_bytes: u64,
+    /// What it is spent on besides weights.
+    pub terms: Vec<AdmissionTerm>,
 }
 
 /// The bounded trace of the graph.

@@ -13,6 +13,7 @@ pub mod sample;
 pub mod settings;
 pub mod snapshot;
 pub mod stream;
+pub mod streaming;
 pub mod traced;
 
 pub use inventory::{Backing, Inventory, Mapping, Tensor};

@@ -1,0 +1,227 @@
+//! Streaming carried out: facts of the loaded model → policy → plan → the native pages.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use forge_core::staging::{Region, StreamHandle, StreamPlan, Unit, buffered_reader, direct_reader, stream};
+use forge_core::{Context, PlannedNode};
+
+use super::inventory::{Backing, Inventory, PAGE, Tensor};
+use super::stream::{Choice, Pages, Weight, choose};
+use crate::observe::process::{Process, Which};
+use crate::report::{self, AdmissionTerm};
+use crate::size::exact;
+use crate::{Error, Result};
+
+/// The least that is left over: with 8 MiB beside its anonymous memory a run was still killed now and then.
+const RESERVE_BYTES: u64 = 12 << 20;
+
+/// What a run's memory is spent on besides the weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// What the run may use.
+    pub ram_bytes: u64,
+    /// The terms, which are subtracted from it.
+    pub terms: Vec<AdmissionTerm>,
+}
+
+impl Budget {
+    /// Measures what the process holds now, with a model mapped and a context made, and adds what it will
+    /// need: `compute_bytes` of compute buffers, which are not touched yet, and page tables for the weights.
+    ///
+    /// # Errors
+    /// When the kernel does not show this process's memory.
+    pub fn measure(ram_bytes: u64, compute_bytes: u64, weight_bytes: u64) -> Result<Self> {
+        let process = Process::sample(Path::new("/proc"), Which::Own)?;
+        let anonymous = process
+            .rss_anonymous_bytes
+            .ok_or_else(|| Error::failed("the kernel does not show this process's anonymous memory"))?;
+        let term = |name: &str, bytes, source: &str| AdmissionTerm {
+            name: name.to_owned(),
+            bytes: Some(bytes),
+            source: Some(source.to_owned()),
+        };
+        let terms = vec![
+            term("process, vocabulary and KV cache", anonymous, "kernel: anonymous memory before pinning"),
+            term("compute buffers", compute_bytes, "native library"),
+            term("page tables", weight_bytes / 512, "8 bytes a page of weights"),
+            // Stacks, pages of the program itself, and what the kernel keeps for reads under way.
+            term("reserve", (ram_bytes / 64).clamp(RESERVE_BYTES, 64 << 20), "1/64 of the budget, at least 12 MiB"),
+        ];
+        Ok(Self { ram_bytes, terms })
+    }
+
+    /// Bytes left for weights: pinned, and in the pool.
+    pub fn for_weights(&self) -> u64 {
+        self.ram_bytes.saturating_sub(self.taken())
+    }
+
+    /// Bytes of all terms.
+    pub fn taken(&self) -> u64 {
+        self.terms.iter().filter_map(|term| term.bytes).sum()
+    }
+}
+
+/// Streaming that has started.
+#[derive(Debug)]
+pub struct Streaming {
+    handle: StreamHandle,
+    choice: Choice,
+    budget: Budget,
+    direct: bool,
+    /// Something the user should know, such as reads that go through the page cache.
+    pub warning: Option<String>,
+}
+
+/// Starts streaming for `context`; `progress` is called with the share of the pinned weights that is in memory,
+/// and gives up when it says `false`.
+///
+/// # Errors
+/// When the budget is too small for any pool, or reading fails.
+pub fn start(
+    context: &mut Context<'_>,
+    inventory: &Inventory,
+    budget: Budget,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<Streaming> {
+    let nodes = context.planned_nodes(1)?;
+    let weights = weights(inventory, &nodes);
+    let choice = choose(&weights, budget.for_weights()).map_err(|needed| {
+        let ram = (needed + budget.taken()).next_multiple_of(1 << 20);
+        Error::failed(format!(
+            "{} are too small to stream this model: beside {} for everything else, the weights in use at once \
+             need {}",
+            exact(budget.ram_bytes),
+            exact(budget.taken()),
+            exact(needed)
+        ))
+        .hint(format!("use --ram {}M or more", ram >> 20))
+    })?;
+    let plan = plan(inventory, &choice)?;
+    let (reader, warning) = match direct_reader(&plan.files) {
+        Ok(reader) => (reader, None),
+        Err(error) => {
+            let cannot =
+                |error| Error::failed("cannot open the model's files for streaming").caused_by(error);
+            let warning = format!("the file system has no direct reads ({error}); reading through the page cache");
+            (buffered_reader(&plan.files).map_err(cannot)?, Some(warning))
+        }
+    };
+    let direct = reader.is_direct();
+    let pinned = plan.pinned_bytes().max(1);
+    let handle =
+        stream(context, &plan, Arc::from(reader), &mut |bytes| progress(bytes as f32 / pinned as f32))?;
+    Ok(Streaming { handle, choice, budget, direct, warning })
+}
+
+impl Streaming {
+    /// One line for people: what is pinned and what is read.
+    pub fn summary(&self) -> String {
+        format!(
+            "streaming: {} of weights stay in memory, {} are read for each token",
+            crate::size::readable(self.choice.pinned_bytes()),
+            crate::size::readable(self.choice.streamed_bytes()),
+        )
+    }
+
+    /// Bytes of the pool that streamed weights pass through.
+    pub const fn pool_bytes(&self) -> u64 {
+        self.choice.pool_bytes()
+    }
+
+    /// What it did so far, for the report.
+    pub fn report(&self) -> report::Streaming {
+        let stats = self.handle.stats();
+        report::Streaming {
+            pinned_bytes: self.choice.pinned_bytes(),
+            streamed_bytes_per_pass: self.choice.streamed_bytes(),
+            passes: stats.passes,
+            bytes_read: stats.bytes_read,
+            slots: u32::try_from(self.choice.blocks).unwrap_or(u32::MAX),
+            slot_bytes: self.choice.means.block_bytes,
+            stall_ms: stats.stalled.as_secs_f64() * 1000.0,
+            io: "threads".to_owned(),
+            direct_io: self.direct,
+            units: self.choice.streamed.len() as u64,
+            paged_bytes_per_pass: self.choice.paged.iter().map(Pages::bytes).sum(),
+            readers: self.choice.means.readers,
+            read_bytes: self.choice.means.read_bytes,
+            unplanned_passes: stats.unplanned_passes,
+            budget_bytes: self.budget.ram_bytes,
+            terms: self.budget.terms.clone(),
+        }
+    }
+}
+
+/// The file-backed tensors as the policy sees them, by their place in the inventory. Others are in memory
+/// already.
+fn weights(inventory: &Inventory, nodes: &[PlannedNode]) -> Vec<Weight> {
+    let mut used: HashMap<usize, (usize, usize)> = HashMap::new();
+    let mut rows: HashMap<usize, bool> = HashMap::new();
+    for (index, node) in nodes.iter().enumerate().filter(|(_, node)| !node.computes_nothing) {
+        for (source, &address) in node.reads.iter().enumerate() {
+            if node.reads_rows && source == 0 {
+                rows.insert(address, true);
+            } else {
+                used.entry(address).or_insert((index, index)).1 = index;
+            }
+        }
+    }
+    let weight = |tensor: &Tensor| {
+        let Backing::File(address) = tensor.backing else { return None };
+        Some(Weight {
+            file: tensor.file,
+            offset: tensor.offset,
+            bytes: tensor.bytes,
+            layer: tensor.layer,
+            used: used.get(&address).copied(),
+            rows: rows.contains_key(&address),
+        })
+    };
+    inventory.tensors.iter().filter_map(weight).collect()
+}
+
+/// The choice with the addresses it has in this process.
+fn plan(inventory: &Inventory, choice: &Choice) -> Result<StreamPlan> {
+    let addresses: Vec<usize> = inventory
+        .tensors
+        .iter()
+        .filter_map(|tensor| match tensor.backing {
+            Backing::File(address) => Some(address),
+            _ => None,
+        })
+        .collect();
+    let region = |pages: &Pages| -> Result<Region> {
+        let base = inventory.mappings[pages.file]
+            .address
+            .ok_or_else(|| Error::failed("a file with weights to stream is not mapped"))?;
+        Ok(Region {
+            file: pages.file,
+            offset: pages.start,
+            address: base + pages.start as usize,
+            bytes: pages.bytes() as usize,
+        })
+    };
+    let regions = |pages: &[Pages]| pages.iter().map(region).collect::<Result<Vec<_>>>();
+    let units = choice
+        .streamed
+        .iter()
+        .map(|unit| {
+            let tensors = unit.weights.iter().map(|&index| addresses[index]).collect();
+            Ok(Unit { regions: vec![region(&unit.pages)?], tensors })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    Ok(StreamPlan {
+        files: inventory.mappings.iter().map(|mapping| mapping.path.clone()).collect(),
+        pinned: regions(&choice.pinned)?,
+        rows: regions(&choice.rows)?,
+        units,
+        block_bytes: choice.means.block_bytes as usize,
+        blocks: choice.blocks as usize,
+        read_bytes: choice.means.read_bytes as usize,
+        readers: choice.means.readers as usize,
+    })
+}
+
+const _: () = assert!(PAGE as usize == forge_core::staging::PAGE_BYTES);
