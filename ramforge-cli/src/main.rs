@@ -11,9 +11,8 @@ use ramforge::{Error, Result};
 
 fn main() -> ExitCode {
     let matches = Cli::command().long_version(long_version()).get_matches();
-    let result = Cli::from_arg_matches(&matches)
-        .map_err(|error| Error::usage(error.to_string()))
-        .and_then(run);
+    let result =
+        Cli::from_arg_matches(&matches).map_err(|error| Error::usage(error.to_string())).and_then(run);
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -23,7 +23,7 @@ pub enum Way {
 /// When the policy needs a budget and there is none, or the native library fails.
 pub fn way(backend: Backend, settings: &Settings, prompt: &str) -> Result<(Way, Option<String>)> {
     match (settings.policy, settings.ram_bytes) {
-                (Policy::Stream, Some(ram)) => Ok((Way::Stream(ram), None)),
+        (Policy::Stream, Some(ram)) => Ok((Way::Stream(ram), None)),
         (Policy::Stream, None) => {
             Err(Error::usage("the stream policy needs a budget").hint("give one with --ram SIZE"))
         }

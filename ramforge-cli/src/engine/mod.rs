@@ -15,6 +15,6 @@ mod text;
 pub use chat::{Message, Template};
 pub use device::require_cpu;
 pub use generate::{Generated, StopReason};
-pub use session::{Progress, Surroundings, run};
 pub(crate) use session::{BATCH_TOKENS, context_params};
+pub use session::{Progress, Surroundings, run};
 pub use settings::{DeviceChoice, Policy, PromptSource, Sampling, Settings};

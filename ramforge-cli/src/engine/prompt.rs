@@ -47,7 +47,8 @@ pub fn tokens(settings: &Settings, model: &Model, prompt: &str) -> Result<Vec<To
 /// The conversation as the model's template writes it, and whether it has the model's beginning token already.
 fn conversation(settings: &Settings, model: &Model, prompt: &str) -> Result<(String, bool)> {
     let template = model.chat_template().ok_or_else(|| {
-        Error::failed("the model has no chat template").hint("leave out --chat to continue the prompt as text")
+        Error::failed("the model has no chat template")
+            .hint("leave out --chat to continue the prompt as text")
     })?;
     let mut messages = Vec::new();
     if let Some(system) = &settings.system {

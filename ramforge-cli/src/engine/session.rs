@@ -18,8 +18,8 @@ use crate::engine::{Sampling, Settings, prompt, require_cpu};
 use crate::gguf;
 use crate::observe::process::{Process, Which};
 use crate::report::Output;
-use crate::residency::operations::{Failed, Operations};
 use crate::residency::Inventory;
+use crate::residency::operations::{Failed, Operations};
 use crate::residency::streaming::{self, Budget, Streaming};
 use crate::supervisor::{Record, RecordSink, Sizes};
 use crate::{Error, ErrorKind, Result};
@@ -151,11 +151,16 @@ fn load(
 }
 
 /// The sizes of the context for a prompt of so many tokens.
-pub(crate) fn context_params(settings: &Settings, model: &Model, prompt_tokens: usize) -> Result<ContextParams> {
+pub(crate) fn context_params(
+    settings: &Settings,
+    model: &Model,
+    prompt_tokens: usize,
+) -> Result<ContextParams> {
     let prompt_tokens = u32::try_from(prompt_tokens)
         .map_err(|_| Error::failed(format!("a prompt of {prompt_tokens} tokens is too long")))?;
     let needed = prompt_tokens.saturating_add(settings.max_tokens);
-    let context_tokens = settings.context_tokens.unwrap_or_else(|| needed.min(model.trained_context()).max(1));
+    let context_tokens =
+        settings.context_tokens.unwrap_or_else(|| needed.min(model.trained_context()).max(1));
     if prompt_tokens > context_tokens {
         return Err(Error::failed(format!(
             "the prompt has {prompt_tokens} tokens and the context holds {context_tokens}"

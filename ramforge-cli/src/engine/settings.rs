@@ -75,7 +75,8 @@ pub enum Policy {
 impl Policy {
     /// The name on the command line and in reports.
     pub fn name(self) -> String {
-        clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
+        clap::ValueEnum::to_possible_value(&self)
+            .map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
     /// What is released after each operation.

@@ -47,7 +47,11 @@ impl Budget {
             term("compute buffers", compute_bytes, "native library"),
             term("page tables", weight_bytes / 512, "8 bytes a page of weights"),
             // Stacks, pages of the program itself, and what the kernel keeps for reads under way.
-            term("reserve", (ram_bytes / 64).clamp(RESERVE_BYTES, 64 << 20), "1/64 of the budget, at least 12 MiB"),
+            term(
+                "reserve",
+                (ram_bytes / 64).clamp(RESERVE_BYTES, 64 << 20),
+                "1/64 of the budget, at least 12 MiB",
+            ),
         ];
         Ok(Self { ram_bytes, terms })
     }
@@ -104,7 +108,8 @@ pub fn start(
         Err(error) => {
             let cannot =
                 |error| Error::failed("cannot open the model's files for streaming").caused_by(error);
-            let warning = format!("the file system has no direct reads ({error}); reading through the page cache");
+            let warning =
+                format!("the file system has no direct reads ({error}); reading through the page cache");
             (buffered_reader(&plan.files).map_err(cannot)?, Some(warning))
         }
     };
