@@ -21,7 +21,7 @@ const STREAM_ROOM: u64 = 2 << 20;
 
 /// The reserve is this part of a budget, within these bounds.
 const RESERVE_PART: u64 = 64;
-const RESERVE_LEAST: u64 = 12 << 20;
+const RESERVE_LEAST: u64 = 16 << 20;
 const RESERVE_MOST: u64 = 64 << 20;
 
 /// What the headers say about a model.

@@ -14,8 +14,8 @@ use crate::report::{self, AdmissionTerm};
 use crate::size::exact;
 use crate::{Error, Result};
 
-/// The least that is left over: with 8 MiB beside its anonymous memory a run was still killed now and then.
-const RESERVE_BYTES: u64 = 12 << 20;
+/// The least that is left over: with less beside its anonymous memory a run was still killed now and then.
+const RESERVE_BYTES: u64 = 16 << 20;
 
 /// What a run's memory is spent on besides the weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Budget {
             term(
                 "reserve",
                 (ram_bytes / 64).clamp(RESERVE_BYTES, 64 << 20),
-                "1/64 of the budget, at least 12 MiB",
+                "1/64 of the budget, at least 16 MiB",
             ),
         ];
         Ok(Self { ram_bytes, terms })
