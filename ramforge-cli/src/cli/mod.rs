@@ -2,6 +2,7 @@
 
 mod doctor;
 mod plan;
+mod report;
 mod run;
 
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use clap_complete::Shell;
 
 pub use doctor::DoctorArgs;
 pub use plan::PlanArgs;
+pub use report::{CheckArgs, ReportArgs, ReportCommand};
 pub use run::{FitChoice, RunArgs, SwapLimit};
 
 /// Run GGUF language models larger than the memory you allow, and see exactly where every byte was.
@@ -36,6 +38,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show what a model file holds, reading its header only.
     Inspect(InspectArgs),
+    /// Show, compare and check the reports of runs.
+    Report(ReportArgs),
     /// List the architectures and tensor types that run, and for which of them there is evidence.
     Support(SupportArgs),
     /// Print the completion script for a shell.

@@ -6,6 +6,7 @@ mod doctor;
 mod inspect;
 mod plan;
 mod progress;
+mod report;
 mod run;
 mod sizing;
 mod support;
@@ -29,6 +30,7 @@ pub fn execute(cli: Cli, terminal: &mut Terminal<'_>) -> Result<()> {
         Command::Plan(args) => plan::plan(&args, terminal),
         Command::Doctor(args) => doctor::doctor(&args, terminal),
         Command::Inspect(args) => inspect::inspect(&args, terminal),
+        Command::Report(args) => report::report(&args, terminal),
         Command::Support(args) => support::support(&args, terminal),
         Command::Completions(args) => completions::completions(&args, terminal),
         Command::Worker(args) => worker::worker(&args.channel, terminal),

@@ -9,6 +9,7 @@ use crate::commands::Terminal;
 use crate::commands::admission::admit;
 use crate::engine::{Policy, PromptSource, Sampling, Settings};
 use crate::gguf::{Model, printable};
+use crate::ledger;
 use crate::report::file::ReportFile;
 use crate::report::{self, Outcome, Report};
 use crate::residency;
@@ -24,10 +25,11 @@ pub fn run(args: RunArgs, terminal: &mut Terminal<'_>) -> Result<()> {
     let mut report = Report::new(tool(), report::Model::default(), request(&args));
     report.model.path = args.model.display().to_string();
 
-    let finished = match Model::open(&args.model) {
+    let mut finished = match Model::open(&args.model) {
         Ok(model) => supervised(&args, prompt, &model, report, terminal),
         Err(error) => not_started(report, error),
     };
+    ledger::complete(&mut finished.report);
     if finished.error.is_some() && terminal.err_is_terminal {
         // The worker may have died with a progress bar on the screen.
         let _ = write!(terminal.err, "\r\x1b[K");
@@ -38,6 +40,16 @@ pub fn run(args: RunArgs, terminal: &mut Terminal<'_>) -> Result<()> {
     if args.memory_report {
         let mut text = Vec::new();
         report::human::memory(&finished.report, &mut text).map_err(Terminal::cannot_write)?;
+        terminal.note(String::from_utf8_lossy(&text).trim_end());
+    }
+    if args.residency_report {
+        let mut text = Vec::new();
+        report::residency_view::residency(&finished.report, &mut text).map_err(Terminal::cannot_write)?;
+        terminal.note(String::from_utf8_lossy(&text).trim_end());
+    }
+    if let Some(layer) = args.inspect_layer {
+        let mut text = Vec::new();
+        report::residency_view::layer(&finished.report, layer, &mut text).map_err(Terminal::cannot_write)?;
         terminal.note(String::from_utf8_lossy(&text).trim_end());
     }
     let written = report_file.map_or(Ok(()), |file| file.write(&finished.report));

@@ -1,7 +1,10 @@
 //! The ledger: every known amount of memory with its source, the others with a reason, and what they explain
 //! of what the kernel showed. Pure.
 
-use crate::report::{Difference, Inventory, LedgerEntry, LedgerTerm, Provenance, Reconciliation};
+use crate::report::{Difference, Inventory, LedgerEntry, LedgerTerm, Provenance, Reconciliation, Report};
+
+/// The name of the comparison that decides what is unexplained in an enforced run.
+const GROUP_PEAK: &str = "the group's peak";
 
 /// What the kernel showed at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -163,13 +166,26 @@ pub fn reconcile(ledger: &[LedgerEntry], fullest: Moment) -> Reconciliation {
         bytes(ledger, Term::GroupCurrent),
     );
     let explained = held(fullest.anonymous_bytes, fullest.mapping_bytes, fullest.kernel_bytes);
-    let group = compare("the group's peak", explained, bytes(ledger, Term::GroupPeak));
+    let group = compare(GROUP_PEAK, explained, bytes(ledger, Term::GroupPeak));
     let process = compare(
         "the process's peak",
         fullest.anonymous_bytes.zip(fullest.file_bytes).map(|(anonymous, file)| anonymous + file),
         bytes(ledger, Term::ProcessPeakRss),
     );
     Reconciliation { differences, unexplained_bytes: group.or(process) }
+}
+
+/// Takes in the group's last word about its peak, which the worker cannot have seen.
+pub fn complete(report: &mut Report) {
+    let Some(peak) = report.enforcement.peak_bytes else { return };
+    let seen = report.ledger.iter_mut().find(|entry| entry.category == LedgerTerm::GroupPeak);
+    let Some(entry) = seen else { return };
+    *entry = self::entry(LedgerTerm::GroupPeak, Some(peak), Provenance::Kernel, "");
+    let Some(reconciliation) = report.reconciliation.as_mut() else { return };
+    for found in reconciliation.differences.iter_mut().filter(|found| found.name == GROUP_PEAK) {
+        *found = difference(GROUP_PEAK, found.explained_bytes, peak);
+        reconciliation.unexplained_bytes = Some(found.difference_bytes);
+    }
 }
 
 fn difference(name: &str, explained_bytes: u64, observed_bytes: u64) -> Difference {
@@ -237,6 +253,19 @@ mod tests {
         assert_eq!(of("the group at the last look"), Some(5030 - 5000));
         assert_eq!(of("the group's peak"), Some(5100 - 5000));
         assert_eq!(reconciled.unexplained_bytes, Some(100));
+    }
+
+    #[test]
+    fn the_groups_last_word_replaces_the_workers() {
+        use crate::report::{Model, Request, Tool};
+        let (facts, moment) = facts();
+        let mut report = Report::new(Tool::default(), Model::default(), Request::default());
+        report.ledger = entries(&facts, &Inventory::default(), moment);
+        report.reconciliation = Some(reconcile(&report.ledger, facts.fullest));
+        report.enforcement.peak_bytes = Some(5200);
+        complete(&mut report);
+        assert_eq!(bytes(&report.ledger, LedgerTerm::GroupPeak), Some(5200));
+        assert_eq!(report.reconciliation.unwrap().unexplained_bytes, Some(200));
     }
 
     #[test]

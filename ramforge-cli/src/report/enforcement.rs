@@ -1,10 +1,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What holds the run to its budget.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
     /// Nothing: the budget is a plan, not a promise.
@@ -30,7 +31,7 @@ impl fmt::Display for Backend {
 }
 
 /// How the kernel held the run to its budget. The numbers are the kernel's files after the worker ended.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Enforcement {
     /// What held the run.
     pub backend: Backend,
@@ -56,7 +57,7 @@ pub struct Enforcement {
 }
 
 /// What the tripwire saw of the machine's swap while the worker ran.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Swap {
     /// `--swap-limit`: how much more swap may be in use before the run is stopped.
     pub limit_bytes: Option<u64>,
@@ -74,7 +75,7 @@ pub struct Swap {
 
 /// The model's pages in the page cache around the drop before an enforced load. Pages that another group
 /// has paid for do not count against the limit.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PageCache {
     /// Cached bytes before the drop.
     pub before_bytes: Option<u64>,

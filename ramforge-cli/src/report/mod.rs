@@ -4,12 +4,17 @@
 //! are added, never renamed and never retyped. Sizes are integers in bytes, times are milliseconds. A
 //! fact that is not known is null.
 
+pub mod check;
+pub mod diff;
 mod enforcement;
 pub mod file;
 pub mod human;
 mod outcome;
 mod residency;
+pub mod residency_view;
+pub mod schema;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use enforcement::{Backend, Enforcement, PageCache, Swap};
@@ -24,7 +29,7 @@ pub use residency::{
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// A run, from its request to its end.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     /// Always [`SCHEMA_VERSION`].
     pub schema_version: u32,
@@ -88,7 +93,7 @@ impl Report {
 }
 
 /// The program that ran.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Tool {
     /// Its name.
     pub name: String,
@@ -99,7 +104,7 @@ pub struct Tool {
 }
 
 /// The native code inside the program.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Native {
     /// Where it comes from.
     pub source: String,
@@ -114,7 +119,7 @@ pub struct Native {
 }
 
 /// The model that was asked for.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Model {
     /// The path as it was given.
     pub path: String,
@@ -131,7 +136,7 @@ pub struct Model {
 }
 
 /// One file of a model.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelFile {
     /// Its path.
     pub path: String,
@@ -140,7 +145,7 @@ pub struct ModelFile {
 }
 
 /// The settings of the run after defaults were filled in.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Request {
     /// `--ram`.
     pub ram_bytes: Option<u64>,
@@ -167,7 +172,7 @@ pub struct Request {
 }
 
 /// What the fit guard said before the load.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Admission {
     /// The verdict.
     pub verdict: String,
@@ -178,7 +183,7 @@ pub struct Admission {
 }
 
 /// One size the fit guard added up.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AdmissionTerm {
     /// What it is.
     pub name: String,
@@ -189,7 +194,7 @@ pub struct AdmissionTerm {
 }
 
 /// How long things took, in milliseconds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Timing {
     /// Loading the model.
     pub load_ms: Option<f64>,
@@ -208,7 +213,7 @@ pub struct Timing {
 }
 
 /// What the worker read, and its page faults, as the kernel counted them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Io {
     /// Bytes the storage layer read for it.
     pub read_bytes: Option<u64>,
@@ -219,7 +224,7 @@ pub struct Io {
 }
 
 /// What was generated.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Output {
     /// Tokens of the prompt.
     pub prompt_tokens: u64,

@@ -1,9 +1,10 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::AdmissionTerm;
 
 /// Where the model's tensors lie.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Inventory {
     /// Counts the inventories taken; a plan belongs to one of them.
     pub generation: u64,
@@ -27,7 +28,7 @@ pub struct Inventory {
 }
 
 /// The mapping of one file.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Mapping {
     /// The file.
     pub path: String,
@@ -42,7 +43,7 @@ pub struct Mapping {
 }
 
 /// One tensor.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Tensor {
     /// Its name.
     pub name: String,
@@ -67,7 +68,7 @@ pub struct Tensor {
 }
 
 /// What kind of memory a tensor is read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backing {
     /// Pages of the file.
@@ -79,7 +80,7 @@ pub enum Backing {
 }
 
 /// The pages that hold a tensor.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TensorPages {
     /// Where in the file the first one begins.
     pub start: u64,
@@ -92,7 +93,7 @@ pub struct TensorPages {
 }
 
 /// One layer, `blk.N.*`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Layer {
     /// N.
     pub index: u32,
@@ -110,7 +111,7 @@ pub struct Layer {
 }
 
 /// How a number of the ledger is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Provenance {
     /// The native code allocated it and says its size.
@@ -122,7 +123,7 @@ pub enum Provenance {
 }
 
 /// One amount of memory, or why it is not known.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LedgerEntry {
     /// What it is.
     pub category: LedgerTerm,
@@ -135,7 +136,7 @@ pub struct LedgerEntry {
 }
 
 /// The categories of the ledger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LedgerTerm {
     /// Tensors that are pages of the model's files: the kernel may drop and read them again.
@@ -179,7 +180,7 @@ pub enum LedgerTerm {
 }
 
 /// What the ledger explains of what the kernel showed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Reconciliation {
     /// Signed differences.
     pub differences: Vec<Difference>,
@@ -188,7 +189,7 @@ pub struct Reconciliation {
 }
 
 /// An amount explained beside the amount seen.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Difference {
     /// What is compared.
     pub name: String,
@@ -201,7 +202,7 @@ pub struct Difference {
 }
 
 /// One page operation: what was asked, what the kernel accepted and what was then seen are three facts.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Operation {
     /// Release or prefetch.
     pub kind: String,
@@ -239,7 +240,7 @@ pub struct Operation {
 }
 
 /// What was resident at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ResidencySample {
     /// The file mappings' resident bytes.
     pub mapping_resident_bytes: Option<u64>,
@@ -256,7 +257,7 @@ pub struct ResidencySample {
 }
 
 /// Streaming inside the decode.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Streaming {
     /// Bytes of units held in memory for the whole run.
     pub pinned_bytes: u64,
@@ -293,7 +294,7 @@ pub struct Streaming {
 }
 
 /// The bounded trace of the graph.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct GraphTrace {
     /// Whether no event was dropped: only then is it evidence.
     pub complete: bool,
@@ -318,7 +319,7 @@ pub struct GraphTrace {
 }
 
 /// One execution of a graph.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct GraphExecution {
     /// Counted from 0.
     pub number: u64,
@@ -339,7 +340,7 @@ pub struct GraphExecution {
 }
 
 /// The last node that reads a weight.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LastUse {
     /// The tensor.
     pub weight: String,
@@ -350,7 +351,7 @@ pub struct LastUse {
 }
 
 /// One node of one execution.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct GraphNode {
     /// The execution.
     pub execution: u64,
