@@ -8,6 +8,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+use crate::schema::check_report;
+
 /// A command that starts `ramforge`, the one beside the running test.
 ///
 /// # Errors
@@ -20,6 +22,9 @@ pub fn ramforge() -> io::Result<Command> {
 ///
 /// # Errors
 /// If it is not built or cannot be started, or the report is no JSON.
+///
+/// # Panics
+/// If the report does not keep to its schema.
 pub fn ramforge_with_report(arguments: &[&str]) -> io::Result<(Output, Value)> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("report.json");
@@ -27,7 +32,9 @@ pub fn ramforge_with_report(arguments: &[&str]) -> io::Result<(Output, Value)> {
     let report = File::open(&path).map_err(|error| {
         io::Error::other(format!("no report ({error}): {}", String::from_utf8_lossy(&output.stderr)))
     })?;
-    Ok((output, serde_json::from_reader(report)?))
+    let report = serde_json::from_reader(report)?;
+    check_report(&report);
+    Ok((output, report))
 }
 
 /// What `forge-sys/examples/direct.rs` computed with llama.cpp alone.

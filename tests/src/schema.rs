@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
 /// A schema that is committed, and is what its type generates.
@@ -16,7 +18,9 @@ pub struct Schema(jsonschema::Validator);
 /// If it is not what `T` generates.
 pub fn committed<T: JsonSchema>(name: &str) -> Schema {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../ramforge-cli/schemas/{name}.json"));
-    let generated = schemars::schema_for!(T).to_value();
+    // What programs write, not what they would read: every field is there, null or not.
+    let generator = SchemaSettings::draft2020_12().for_serialize().into_generator();
+    let generated = generator.into_root_schema_for::<T>().to_value();
     if std::env::var_os("UPDATE_SCHEMAS").is_some() {
         let text = serde_json::to_string_pretty(&generated).expect("a schema is JSON");
         fs::create_dir_all(path.parent().expect("it is in a folder")).expect("the folder can be made");
@@ -30,6 +34,19 @@ pub fn committed<T: JsonSchema>(name: &str) -> Schema {
         path.display()
     );
     Schema(jsonschema::validator_for(&committed).expect("it is a schema"))
+}
+
+/// Checks a report against the committed schema.
+///
+/// # Panics
+/// With everything that is wrong in it.
+pub fn check_report(report: &Value) {
+    static SCHEMA: LazyLock<Schema> = LazyLock::new(|| {
+        let text = include_str!("../../ramforge-cli/schemas/report.json");
+        let schema = serde_json::from_str(text).expect("a schema is JSON");
+        Schema(jsonschema::validator_for(&schema).expect("it is a schema"))
+    });
+    SCHEMA.check(report);
 }
 
 impl Schema {

@@ -92,7 +92,7 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
         _ => None,
     };
     drop(inventory);
-    operations.begin(&mut context, streaming.as_ref().map_or(0, Streaming::pool_bytes))?;
+    operations.begin(&mut context, streaming.as_ref().map(Streaming::report).as_ref())?;
     if let Some(streaming) = &streaming {
         let why = reason.map_or(String::new(), |reason| format!(" ({reason})"));
         progress.clear();

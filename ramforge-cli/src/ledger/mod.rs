@@ -23,8 +23,17 @@ pub struct Moment {
     pub group_bytes: Option<u64>,
     /// The most it ever held.
     pub group_peak_bytes: Option<u64>,
+    /// Pages of files in what it holds.
+    pub group_file_bytes: Option<u64>,
     /// Kernel memory in that.
     pub kernel_bytes: Option<u64>,
+}
+
+impl Moment {
+    /// Pages of files charged to the group that are not the mappings'.
+    fn other_file_bytes(&self) -> Option<u64> {
+        self.group_file_bytes?.checked_sub(self.mapping_bytes?)
+    }
 }
 
 /// What was gathered over a run.
@@ -34,7 +43,9 @@ pub struct Facts {
     pub program_bytes: Option<u64>,
     /// Anonymous memory of the process after the load.
     pub loaded_bytes: Option<u64>,
-    /// Weights in anonymous memory, by the native library's account.
+    /// Weights that the load put into anonymous memory, by the native library's account.
+    pub repacked_bytes: Option<u64>,
+    /// Those, and what was pinned after the load.
     pub anonymous_weight_bytes: Option<u64>,
     /// KV cache, by the native library's account.
     pub kv_bytes: Option<u64>,
@@ -101,6 +112,12 @@ pub fn entries(facts: &Facts, inventory: &Inventory, now: Moment) -> Vec<LedgerE
         kernel(Term::ProcessRssFile, now.file_bytes),
         kernel(Term::ProcessPeakRssAnonymous, facts.peak_anonymous_bytes),
         kernel(Term::ProcessPeakRssFile, facts.peak_file_bytes),
+        entry(
+            Term::OtherFilePages,
+            now.other_file_bytes(),
+            Provenance::Kernel,
+            "the run has no memory group of its own, or another one has paid for pages of the model's files",
+        ),
         group(Term::GroupKernel, now.kernel_bytes),
         group(Term::GroupCurrent, now.group_bytes),
         group(Term::GroupPeak, now.group_peak_bytes),
@@ -110,7 +127,7 @@ pub fn entries(facts: &Facts, inventory: &Inventory, now: Moment) -> Vec<LedgerE
 /// What the load added to the process's anonymous memory, beside weights.
 fn vocabulary_and_metadata(facts: &Facts) -> Option<u64> {
     let added = facts.loaded_bytes?.checked_sub(facts.program_bytes?)?;
-    added.checked_sub(facts.anonymous_weight_bytes?)
+    added.checked_sub(facts.repacked_bytes?)
 }
 
 fn entry(category: LedgerTerm, bytes: Option<u64>, provenance: Provenance, reason: &str) -> LedgerEntry {
@@ -130,8 +147,8 @@ pub fn bytes(ledger: &[LedgerEntry], category: LedgerTerm) -> Option<u64> {
 /// Compares what the ledger explains with what the kernel shows; `fullest` is the moment at which most was held.
 ///
 /// The group's peak is explained by what was there at the fullest moment that was looked at: anonymous memory,
-/// pages of the model's files, and kernel memory. What is left is unexplained: pages of other files, such as
-/// the program itself, and whatever was there for a moment between two looks.
+/// pages of the model's files and of others, and kernel memory. What is left is unexplained: whatever was there
+/// for a moment between two looks.
 pub fn reconcile(ledger: &[LedgerEntry], fullest: Moment) -> Reconciliation {
     use LedgerTerm as Term;
     let mut differences = Vec::new();
@@ -157,15 +174,14 @@ pub fn reconcile(ledger: &[LedgerEntry], fullest: Moment) -> Reconciliation {
         bytes(ledger, Term::MappingPss).or(bytes(ledger, Term::MappingResident)),
         bytes(ledger, Term::ProcessRssFile),
     );
-    let held = |anonymous: Option<u64>, mapping: Option<u64>, kernel: Option<u64>| -> Option<u64> {
-        Some(anonymous? + mapping? + kernel.unwrap_or(0))
-    };
     compare(
         "the group at the last look",
-        sum(&[Term::ProcessRssAnonymous, Term::MappingResident, Term::GroupKernel]),
+        sum(&[Term::ProcessRssAnonymous, Term::MappingResident, Term::OtherFilePages, Term::GroupKernel]),
         bytes(ledger, Term::GroupCurrent),
     );
-    let explained = held(fullest.anonymous_bytes, fullest.mapping_bytes, fullest.kernel_bytes);
+    let parts =
+        [fullest.anonymous_bytes, fullest.mapping_bytes, fullest.other_file_bytes(), fullest.kernel_bytes];
+    let explained = parts.into_iter().sum::<Option<u64>>();
     let group = compare(GROUP_PEAK, explained, bytes(ledger, Term::GroupPeak));
     let process = compare(
         "the process's peak",
@@ -211,11 +227,13 @@ mod tests {
             peak_rss_bytes: Some(5050),
             group_bytes: Some(5030),
             group_peak_bytes: Some(5100),
+            group_file_bytes: Some(4020),
             kernel_bytes: Some(100),
         };
         let mut facts = Facts {
             program_bytes: Some(100),
             loaded_bytes: Some(600),
+            repacked_bytes: Some(200),
             anonymous_weight_bytes: Some(200),
             kv_bytes: Some(300),
             compute_bytes: Some(150),
@@ -250,9 +268,9 @@ mod tests {
         };
         assert_eq!(facts.fullest.group_bytes, Some(5040));
         assert_eq!(of("anonymous memory of the process"), Some(900 - 1050));
-        assert_eq!(of("the group at the last look"), Some(5030 - 5000));
-        assert_eq!(of("the group's peak"), Some(5100 - 5000));
-        assert_eq!(reconciled.unexplained_bytes, Some(100));
+        assert_eq!(of("the group at the last look"), Some(5030 - 5020));
+        assert_eq!(of("the group's peak"), Some(5100 - 5020));
+        assert_eq!(reconciled.unexplained_bytes, Some(80));
     }
 
     #[test]
@@ -265,7 +283,7 @@ mod tests {
         report.enforcement.peak_bytes = Some(5200);
         complete(&mut report);
         assert_eq!(bytes(&report.ledger, LedgerTerm::GroupPeak), Some(5200));
-        assert_eq!(report.reconciliation.unwrap().unexplained_bytes, Some(200));
+        assert_eq!(report.reconciliation.unwrap().unexplained_bytes, Some(180));
     }
 
     #[test]

@@ -141,7 +141,7 @@ pub struct LedgerEntry {
 pub enum LedgerTerm {
     /// Tensors that are pages of the model's files: the kernel may drop and read them again.
     FileBackedWeights,
-    /// Tensors in anonymous memory.
+    /// Tensors in anonymous memory: repacked, or pinned while others are streamed.
     AnonymousWeights,
     /// The file mappings' pages in memory.
     MappingResident,
@@ -171,6 +171,8 @@ pub enum LedgerTerm {
     ProcessRssFile,
     /// Anonymous memory of the program itself, before it loaded anything.
     Program,
+    /// Pages of files charged to the group beside those of the mappings: the program, the model's header.
+    OtherFilePages,
     /// Kernel memory charged to the group, such as page tables.
     GroupKernel,
     /// What the memory group holds now.

@@ -73,17 +73,17 @@ impl<'run> Operations<'run> {
         Ok(Self { settings, records, looking, trace: None })
     }
 
-    /// Takes in a context that has computed nothing yet: its sizes, its trace, and the page actions that were
-    /// asked for. `staging_bytes` are the slots that its weights stream through.
+    /// Takes in a context that has computed nothing yet, and how its weights are streamed: its sizes, its trace,
+    /// and the page actions that were asked for.
     ///
     /// # Errors
     /// When an action matches no tensor or is not possible, or the supervisor is gone.
-    pub fn begin(&mut self, context: &mut Context<'_>, staging_bytes: u64) -> Result<()> {
+    pub fn begin(&mut self, context: &mut Context<'_>, streaming: Option<&report::Streaming>) -> Result<()> {
         if let Some(settings) = self.settings.trace {
             self.trace = Some(trace(context, settings.events, settings.detail)?);
         }
         let Some(looking) = self.looking.as_mut() else { return Ok(()) };
-        with_context(&mut looking.facts, &context.memory_breakdown()?, staging_bytes);
+        with_context(&mut looking.facts, &context.memory_breakdown()?, streaming);
         let boundary = Lifecycle::<_, ModelReady>::new(context).at_rest();
         if let Some(plan) = self.action()? {
             let before = self.look()?;
@@ -262,13 +262,16 @@ fn with_load(facts: Facts, seen: &Seen) -> Facts {
     Facts { loaded_bytes: seen.process.rss_anonymous_bytes, ..facts }
 }
 
-/// Takes in the sizes of the context's buffers. Weights that are no file's pages are repacked ones.
-fn with_context(facts: &mut Facts, memory: &MemoryBreakdown, staging_bytes: u64) {
+/// Takes in the sizes of the context's buffers. Weights that are no file's pages are repacked or pinned.
+fn with_context(facts: &mut Facts, memory: &MemoryBreakdown, streaming: Option<&report::Streaming>) {
     let repacked = memory.buffers.iter().filter(|buffer| buffer.buffer.contains("REPACK"));
-    facts.anonymous_weight_bytes = Some(repacked.map(|buffer| buffer.model_bytes).sum());
+    let repacked: u64 = repacked.map(|buffer| buffer.model_bytes).sum();
+    facts.repacked_bytes = Some(repacked);
+    facts.anonymous_weight_bytes = Some(repacked + streaming.map_or(0, |streaming| streaming.pinned_bytes));
     facts.kv_bytes = Some(memory.context_bytes());
     facts.compute_bytes = Some(memory.compute_bytes());
-    facts.staging_bytes = Some(staging_bytes);
+    facts.staging_bytes =
+        Some(streaming.map_or(0, |streaming| u64::from(streaming.slots) * streaming.slot_bytes));
 }
 
 fn moment(seen: &Seen) -> Moment {
@@ -281,6 +284,7 @@ fn moment(seen: &Seen) -> Moment {
         peak_rss_bytes: seen.process.peak_rss_bytes,
         group_bytes: group.current_bytes,
         group_peak_bytes: group.peak_bytes,
+        group_file_bytes: group.file_bytes,
         kernel_bytes: group.kernel_bytes,
     }
 }

@@ -46,6 +46,8 @@ pub struct GroupSeen {
     pub current_bytes: Option<u64>,
     /// The most it ever held.
     pub peak_bytes: Option<u64>,
+    /// Pages of files in what it holds.
+    pub file_bytes: Option<u64>,
     /// Kernel memory in that.
     pub kernel_bytes: Option<u64>,
 }
@@ -112,6 +114,7 @@ impl GroupSeen {
             Memory::V2(v2) => Self {
                 current_bytes: v2.current,
                 peak_bytes: v2.peak,
+                file_bytes: sum(v2.stat.as_ref(), &["file"]),
                 kernel_bytes: sum(v2.stat.as_ref(), &["kernel"]),
             },
             // Version 1 counts kernel memory in the usage, and shows only what is neither cached nor
@@ -119,6 +122,7 @@ impl GroupSeen {
             Memory::V1(v1) => Self {
                 current_bytes: v1.usage,
                 peak_bytes: v1.max_usage,
+                file_bytes: sum(v1.stat.as_ref(), &["cache"]),
                 kernel_bytes: v1
                     .usage
                     .zip(sum(v1.stat.as_ref(), &["rss", "cache"]))

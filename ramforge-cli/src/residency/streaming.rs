@@ -130,11 +130,6 @@ impl Streaming {
         )
     }
 
-    /// Bytes of the pool that streamed weights pass through.
-    pub const fn pool_bytes(&self) -> u64 {
-        self.choice.pool_bytes()
-    }
-
     /// What it did so far, for the report.
     pub fn report(&self) -> report::Streaming {
         let stats = self.handle.stats();

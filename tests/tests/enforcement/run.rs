@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use ramforge_tests::{cache, programs, shapes};
+use ramforge_tests::{cache, programs, schema, shapes};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -148,7 +148,9 @@ impl Finished {
     pub fn report(&self) -> Value {
         let path = self.folder.path().join("report.json");
         let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("no report: {error}: {self:#?}"));
-        serde_json::from_str(&text).unwrap()
+        let report = serde_json::from_str(&text).unwrap();
+        schema::check_report(&report);
+        report
     }
 
     /// The exit code, and that the report tells the same end; gives the report.
