@@ -110,6 +110,11 @@ impl Batch {
         &self.outputs
     }
 
+    /// Whether a token belongs to more than one sequence.
+    pub(crate) fn shares_tokens(&self) -> bool {
+        self.sequence_counts.iter().any(|&count| count > 1)
+    }
+
     /// The largest sequence number in use.
     pub(crate) fn largest_sequence(&self) -> Option<u32> {
         self.sequence_ids.iter().copied().max().map(i32::cast_unsigned)

@@ -389,6 +389,11 @@ impl<'model> Context<'model> {
                 sizes.outputs
             )));
         }
+        if batch.shares_tokens() {
+            return Err(Error::limit(
+                "a token of the batch belongs to several sequences: the context keeps each on its own",
+            ));
+        }
         if let Some(sequence) = batch.largest_sequence().filter(|&sequence| sequence >= sizes.sequences) {
             return Err(Error::limit(format!(
                 "sequence {sequence} does not exist: the context was made for {}",

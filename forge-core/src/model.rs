@@ -55,7 +55,7 @@ pub struct ModelParams {
     pub check_tensors: bool,
     /// Load the vocabulary only.
     pub vocab_only: bool,
-    /// Read the header and simulate every allocation: for sizing, not for decoding.
+    /// Read the header and simulate every allocation: for sizing, not for decoding. Not with a mapping.
     pub no_alloc: bool,
 }
 
@@ -111,13 +111,17 @@ impl Model {
     ///
     /// # Errors
     /// [`ErrorKind::Native`] with the library's message, [`ErrorKind::Cancelled`] when `progress` broke off,
-    /// [`ErrorKind::NulByte`] for a path C cannot take.
+    /// [`ErrorKind::NulByte`] for a path C cannot take, [`ErrorKind::Limit`] for parameters the native library
+    /// would abort on.
     pub fn load(
         _: Backend,
         files: &[PathBuf],
         params: ModelParams,
         progress: Option<Progress<'_>>,
     ) -> Result<Self> {
+        if params.no_alloc && matches!(params.load_mode, LoadMode::Mmap | LoadMode::MmapLocked) {
+            return Err(Error::limit("a model is sized without a mapping: no_alloc needs another load mode"));
+        }
         let paths = files.iter().map(|file| c_path(file)).collect::<Result<Vec<_>>>()?;
         let pointers: Vec<_> = paths.iter().map(|path| path.as_ptr()).collect();
         let mut state = ProgressState { callback: progress, cancelled: false };

@@ -33,6 +33,9 @@ pub struct SamplerChain<'model> {
     vocab: Vocab<'model>,
 }
 
+/// Most tokens a repetition penalty looks back.
+const LONGEST_PENALTY: u32 = 1 << 20;
+
 /// A finished chain that chooses tokens.
 #[derive(Debug)]
 pub struct Sampler<'model> {
@@ -76,9 +79,15 @@ impl<'model> SamplerChain<'model> {
     /// multiplied. 1 changes nothing.
     ///
     /// # Errors
-    /// When `penalty` is not a positive number.
+    /// When `penalty` is not a positive number, or `last` is more than any context holds: the native library
+    /// allocates that many entries, and cannot survive failing to.
     pub fn repetition_penalty(self, last: u32, penalty: f32) -> Result<Self> {
         check("repetition penalty", penalty, penalty > 0.0)?;
+        if last > LONGEST_PENALTY {
+            return Err(Error::limit(format!(
+                "the repetition penalty cannot look back {last} tokens, only {LONGEST_PENALTY}"
+            )));
+        }
         let vocab = i32::try_from(self.vocab.len()).unwrap_or(i32::MAX);
         let last = i32::try_from(last).unwrap_or(i32::MAX);
         // SAFETY: takes plain numbers.
@@ -89,8 +98,11 @@ impl<'model> SamplerChain<'model> {
     /// Allows only texts that `grammar` (GBNF) derives from its rule `root`.
     ///
     /// # Errors
-    /// With the parser's message when the grammar is wrong.
+    /// When the grammar is empty, which the native library takes for none, or wrong.
     pub fn grammar(self, grammar: &str, root: &str) -> Result<Self> {
+        if grammar.is_empty() {
+            return Err(Error::limit("the grammar is empty"));
+        }
         let text = c_text("grammar", grammar)?;
         let root = c_text("grammar's root", root)?;
         let mut sampler = std::ptr::null_mut();

@@ -120,20 +120,11 @@ fn contexts_with_too_many_sequences_are_refused() {
 
 #[test]
 fn a_token_of_several_sequences_is_refused_by_a_context_that_keeps_them_apart() {
-    let mut context = context(&small());
-    let mut shared = Batch::new(4, 2);
-    shared.push(Token(5), 0, &[0, 1], true).unwrap();
-    assert!(context.decode(&mut shared).is_err());
-    context.decode(&mut batch([(5, 0, 0, true)])).unwrap();
-
-    // The same one named twice is still one.
-    context.clear();
-    shared.clear();
-    shared.push(Token(5), 0, &[0, 0], true).unwrap();
-    shared.push(Token(6), 1, &[0], true).unwrap();
-    let _ = context.decode(&mut shared);
-    context.clear();
-    context.decode(&mut batch([(5, 0, 0, true)])).unwrap();
+    for sequences in [[0, 1], [0, 0]] {
+        let mut shared = Batch::new(4, 2);
+        shared.push(Token(5), 0, &sequences, true).unwrap();
+        decode_refused(&small(), shared, ErrorKind::Limit, "several sequences");
+    }
 }
 
 #[test]
@@ -215,6 +206,11 @@ fn models_without_weights_decode_nothing() {
     assert!(context.memory_breakdown().unwrap().context_bytes() > 0);
     refused(context.decode(&mut batch([(5, 0, 0, true)])), ErrorKind::Limit, "sizing only");
 
+    for load_mode in [LoadMode::Mmap, LoadMode::MmapLocked] {
+        let params = ModelParams { no_alloc: true, load_mode, ..ModelParams::default() };
+        refused(Model::load(Backend::init(), &[path()], params, None), ErrorKind::Limit, "without a mapping");
+    }
+
     let vocabulary = load(ModelParams { vocab_only: true, ..ModelParams::default() });
     refused(Context::new(&vocabulary, &small()), ErrorKind::Limit, "vocabulary only");
 }
@@ -240,6 +236,7 @@ fn grammars_that_do_not_parse_are_refused() {
     for grammar in ["root ::= (", "root ::= missing", "other ::= \"a\"", "root ::= root \"a\""] {
         refused(chain().grammar(grammar, "root"), ErrorKind::Native, "grammar does not parse");
     }
+    refused(chain().grammar("", "root"), ErrorKind::Limit, "empty");
     refused(chain().grammar("root ::= \"a\"\0", "root"), ErrorKind::NulByte, "NUL");
     refused(chain().grammar("root ::= \"a\"", "ro\0ot"), ErrorKind::NulByte, "NUL");
 }
@@ -265,12 +262,27 @@ fn a_grammar_allows_its_own_texts_only() {
 }
 
 #[test]
+fn a_grammar_that_rejects_every_token_is_an_error() {
+    let mut context = context(&small());
+    context.decode(&mut batch([(5, 0, 0, true)])).unwrap();
+    // A character that is none of all characters.
+    let grammar = "root ::= [^\\x00-\\UFFFFFFFF]";
+    let chain = || SamplerChain::new(MODEL.vocab()).unwrap().grammar(grammar, "root").unwrap();
+    for mut sampler in [chain().greedy().unwrap(), chain().temperature(0.8).unwrap().seeded(1).unwrap()] {
+        // The first bytes of a character may still become any; the last ones cannot.
+        let error = (0..5).find_map(|_| sampler.sample(&mut context, 0).err()).expect("no character fits");
+        assert_eq!(error.kind(), ErrorKind::Exception, "{error}");
+    }
+}
+
+#[test]
 fn sampling_settings_that_are_no_numbers_are_refused() {
     let chain = || SamplerChain::new(MODEL.vocab()).unwrap();
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, 0.0] {
         refused(chain().temperature(value), ErrorKind::Limit, "temperature");
         refused(chain().repetition_penalty(64, value), ErrorKind::Limit, "penalty");
     }
+    refused(chain().repetition_penalty(u32::MAX, 1.1), ErrorKind::Limit, "look back");
     for value in [f32::NAN, f32::INFINITY, -0.1, 1.1] {
         refused(chain().top_p(value), ErrorKind::Limit, "top-p");
         refused(chain().min_p(value), ErrorKind::Limit, "min-p");
