@@ -73,7 +73,7 @@ pub struct StreamPlan {
     pub files: Vec<PathBuf>,
     /// Pages kept in anonymous memory.
     pub pinned: Vec<Region>,
-    /// Pages that are read row by row through the mapping, and dropped after each pass.
+    /// Pages that are read one by one through the mapping, without readahead, and dropped after each pass.
     pub rows: Vec<Region>,
     /// What is read in every pass.
     pub units: Vec<Unit>,

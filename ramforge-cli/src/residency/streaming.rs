@@ -215,7 +215,9 @@ fn plan(inventory: &Inventory, choice: &Choice) -> Result<StreamPlan> {
     Ok(StreamPlan {
         files: inventory.mappings.iter().map(|mapping| mapping.path.clone()).collect(),
         pinned: regions(&choice.pinned)?,
-        rows: regions(&choice.rows)?,
+        // What is left to paging is read page by page too: the kernel's readahead, megabytes for each thread that
+        // faults, would take a small budget's reserve and end in a kill.
+        rows: regions(&[choice.rows.as_slice(), choice.paged.as_slice()].concat())?,
         units,
         block_bytes: choice.means.block_bytes as usize,
         blocks: choice.blocks as usize,
