@@ -247,7 +247,7 @@ fn page_tables(footprint: &Footprint) -> u64 {
 }
 
 /// The reserve within `budget_bytes`: stacks, reads under way, and what the prediction misses.
-fn reserve(budget_bytes: u64) -> u64 {
+pub fn reserve(budget_bytes: u64) -> u64 {
     (budget_bytes / RESERVE_PART).clamp(RESERVE_LEAST, RESERVE_MOST)
 }
 

@@ -18,7 +18,7 @@ mod weights;
 
 pub use admission::{Asked, Decision, refusal};
 pub use document::{ModelSummary, Plan, SCHEMA_VERSION};
-pub use fit::{Fit, Model, Verdict, Way, WayVerdict};
+pub use fit::{Fit, Model, Verdict, Way, WayVerdict, reserve};
 pub use footprint::{Footprint, Term};
 pub use free::{Bound, Budget};
 pub use kv_type::KvType;

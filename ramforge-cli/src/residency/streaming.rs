@@ -10,12 +10,10 @@ use forge_core::{Context, PlannedNode};
 use super::inventory::{Backing, Inventory, PAGE, Tensor};
 use super::stream::{Choice, Pages, Weight, choose};
 use crate::observe::process::{Process, Which};
+use crate::plan::reserve;
 use crate::report::{self, AdmissionTerm};
 use crate::size::exact;
 use crate::{Error, Result};
-
-/// The least that is left over: with less beside its anonymous memory a run was still killed now and then.
-const RESERVE_BYTES: u64 = 16 << 20;
 
 /// What a run's memory is spent on besides the weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,11 +45,7 @@ impl Budget {
             term("compute buffers", compute_bytes, "native library"),
             term("page tables", weight_bytes / 512, "8 bytes a page of weights"),
             // Stacks, pages of the program itself, and what the kernel keeps for reads under way.
-            term(
-                "reserve",
-                (ram_bytes / 64).clamp(RESERVE_BYTES, 64 << 20),
-                "1/64 of the budget, at least 16 MiB",
-            ),
+            term("reserve", reserve(ram_bytes), "1/64 of the budget, at least 16 MiB"),
         ];
         Ok(Self { ram_bytes, terms })
     }
