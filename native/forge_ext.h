@@ -51,6 +51,16 @@ forge_status forge_model_tensor_count(const struct llama_model * model, size_t *
 forge_status forge_model_tensor_at(const struct llama_model * model, size_t index, forge_tensor * out,
                                    forge_error * error);
 
+// Has every product with the matrix at address `data` computed in pieces of `rows` rows, in contexts that are
+// made from now on. `*split` is false when no matrix is there, it has no more rows than that, or its products
+// are special. What is computed stays the same, bit for bit.
+forge_status forge_model_split_matrix(struct llama_model * model, const void * data, int32_t rows, bool * split,
+                                      forge_error * error);
+
+// What a source of a graph's node shows: the tensor it is a view of, or itself; a piece of a split matrix is
+// itself. Cannot throw.
+const struct ggml_tensor * forge_shown(const struct ggml_tensor * tensor);
+
 // --- context ---
 
 forge_status forge_context_new(struct llama_model * model, struct llama_context_params params,

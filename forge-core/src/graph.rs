@@ -71,14 +71,12 @@ impl<'graph> Node<'graph> {
         self.tensor().op == sys::GGML_OP_GET_ROWS
     }
 
-    /// What the operation reads. A view is given as the tensor it shows.
+    /// What the operation reads. A view is given as the tensor it shows, unless it is a piece of a split matrix
+    /// ([`crate::Model::split_matrix`]).
     pub fn sources(&self) -> impl Iterator<Item = Self> + '_ {
         self.tensor().src.iter().filter(|source| !source.is_null()).map(|&source| {
             // SAFETY: sources of a graph's tensor live as long as the graph, and so does what they show.
-            unsafe {
-                let shown = (*source).view_src;
-                Self::new(if shown.is_null() { source } else { shown })
-            }
+            unsafe { Self::new(sys::forge_shown(source)) }
         })
     }
 }

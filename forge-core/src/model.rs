@@ -232,6 +232,27 @@ impl Model {
             .unwrap_or_default()
     }
 
+    /// Has products with the matrix at `address` computed in pieces of `rows` rows, each a node of the graph that
+    /// reads its part only. What is computed stays the same, bit for bit. Says whether there is such a matrix,
+    /// with more rows, and with products that can be split.
+    ///
+    /// # Errors
+    /// When the native library throws, or `rows` is 0.
+    pub fn split_matrix(&mut self, address: usize, rows: u32) -> Result<bool> {
+        let data = std::ptr::without_provenance(address);
+        let rows = i32::try_from(rows).unwrap_or(i32::MAX);
+        let mut split = false;
+        native_call(
+            || format!("cannot split the matrix at {address:#x}"),
+            // SAFETY: the model is alive, and `&mut self` says that nothing else uses it now; the address is
+            // compared and not read.
+            |error| unsafe {
+                sys::forge_model_split_matrix(self.as_ptr(), data, rows, &raw mut split, error)
+            },
+        )?;
+        Ok(split)
+    }
+
     /// Bytes of all tensors.
     pub fn bytes(&self) -> u64 {
         // SAFETY: the model is alive.

@@ -3,6 +3,7 @@
 //! The library never touches the terminal, the environment or the exit code; `main` does.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod cli;
 pub mod commands;
 pub mod doctor;

@@ -10,6 +10,7 @@
 //! has completed, from pinned memory, or from the file's mapping. A graph that differs from the planned one is
 //! therefore slow, not wrong.
 
+mod bandwidth;
 mod memory;
 mod pin;
 mod plan;
@@ -18,6 +19,7 @@ mod reader;
 mod schedule;
 mod streamer;
 
+pub use bandwidth::{Bandwidth, measure_bandwidth};
 pub use plan::{PAGE_BYTES, Region, StreamPlan, Unit};
-pub use reader::{ReadAt, Target, buffered_reader, direct_reader};
+pub use reader::{ReadAt, Target, buffered_reader, direct_reader, preceded_reader};
 pub use streamer::{StreamHandle, StreamStats, stream};

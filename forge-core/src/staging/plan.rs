@@ -52,6 +52,8 @@ pub struct Unit {
     /// Addresses of the tensors that are in use when the unit is: their first and last use in the graph are
     /// the unit's.
     pub tensors: Vec<usize>,
+    /// Whether single rows of it are read through the mapping too, while it is not staged.
+    pub rows: bool,
 }
 
 impl Unit {

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::plan::PAGE_BYTES;
 
@@ -49,20 +50,49 @@ struct OpenFile {
 ///
 /// # Errors
 /// When a file cannot be opened, or its file system has no direct reads.
-pub fn direct_reader(paths: &[PathBuf]) -> io::Result<Box<dyn ReadAt>> {
+pub fn direct_reader(paths: &[PathBuf]) -> io::Result<Arc<dyn ReadAt>> {
     let files = open(paths, libc::O_DIRECT)?;
     for file in &files {
         probe(file)?;
     }
-    Ok(Box::new(Files { files, direct: true }))
+    Ok(Arc::new(Files { files, direct: true }))
 }
 
 /// A reader through the page cache, which drops behind it what it has read.
 ///
 /// # Errors
 /// When a file cannot be opened.
-pub fn buffered_reader(paths: &[PathBuf]) -> io::Result<Box<dyn ReadAt>> {
-    Ok(Box::new(Files { files: open(paths, 0)?, direct: false }))
+pub fn buffered_reader(paths: &[PathBuf]) -> io::Result<Arc<dyn ReadAt>> {
+    Ok(Arc::new(Files { files: open(paths, 0)?, direct: false }))
+}
+
+/// What is called with the file and the offset of a read before it is made.
+type Before = dyn Fn(usize, u64) -> io::Result<()> + Send + Sync;
+
+struct Preceded {
+    reader: Arc<dyn ReadAt>,
+    before: Box<Before>,
+}
+
+/// `reader`, with `before` called ahead of each read, on the thread that reads. What it fails with, the read fails
+/// with. For tests: a disk that is slow, or breaks.
+pub fn preceded_reader(
+    reader: Arc<dyn ReadAt>,
+    before: impl Fn(usize, u64) -> io::Result<()> + Send + Sync + 'static,
+) -> Arc<dyn ReadAt> {
+    Arc::new(Preceded { reader, before: Box::new(before) })
+}
+
+impl ReadAt for Preceded {
+    unsafe fn read(&self, file: usize, offset: u64, targets: &[Target]) -> io::Result<()> {
+        (self.before)(file, offset)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.reader.read(file, offset, targets) }
+    }
+
+    fn is_direct(&self) -> bool {
+        self.reader.is_direct()
+    }
 }
 
 fn open(paths: &[PathBuf], flags: libc::c_int) -> io::Result<Vec<OpenFile>> {

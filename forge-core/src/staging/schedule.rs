@@ -81,7 +81,7 @@ mod tests {
 
     fn unit(tensors: &[usize], pages: usize) -> Unit {
         let region = Region { file: 0, offset: 0, address: 0, bytes: pages * PAGE_BYTES };
-        Unit { regions: vec![region], tensors: tensors.to_vec() }
+        Unit { regions: vec![region], tensors: tensors.to_vec(), rows: false }
     }
 
     #[test]

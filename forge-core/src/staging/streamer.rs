@@ -64,6 +64,7 @@ impl StreamHandle {
 struct Streamer<'model> {
     queue: Queue,
     files: Vec<File>,
+    /// Pages of which rows are read through the mapping.
     rows: Vec<Region>,
     /// The schedules of batches of one token, and of more.
     one: Schedule,
@@ -128,14 +129,16 @@ pub fn stream(
         io::ErrorKind::Interrupted => Error::new(ErrorKind::Cancelled, "pinning the weights was cancelled"),
         _ => system("pin the weights", &error),
     })?;
-    plan.rows.iter().for_each(advise_random);
+    let by_rows = plan.units.iter().filter(|unit| unit.rows).flat_map(|unit| &unit.regions);
+    let rows: Vec<Region> = plan.rows.iter().chain(by_rows).copied().collect();
+    rows.iter().for_each(advise_random);
     let queue = Queue::start(plan, &one.order, reader).map_err(|error| system("start reading", &error))?;
     let counters = Arc::new(Counters::default());
     let handle = StreamHandle { counters: Arc::clone(&counters), bytes_read: queue.bytes_read() };
     context.observe(Box::new(Streamer {
         queue,
         files,
-        rows: plan.rows.clone(),
+        rows,
         one,
         many,
         counters,
@@ -269,8 +272,11 @@ impl Observer for Streamer<'_> {
         if self.begun < units {
             self.queue.restart(self.first);
         }
-        for region in &self.rows {
+        let whole = self.claim.is_some();
+        for region in self.rows.iter().filter(|_| whole) {
             drop_pages(region, &self.files[region.file]);
+            // A mapping that was put back has forgotten the advice.
+            advise_random(region);
         }
         self.counters.passes.fetch_add(1, Ordering::Relaxed);
         if !self.planned {

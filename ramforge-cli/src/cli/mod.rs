@@ -1,5 +1,6 @@
 //! The command line. The doc comments here are the help text.
 
+mod bench;
 mod doctor;
 mod plan;
 mod report;
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 
+pub use bench::BenchArgs;
 pub use doctor::DoctorArgs;
 pub use plan::PlanArgs;
 pub use report::{CheckArgs, ReportArgs, ReportCommand};
@@ -34,6 +36,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Say what a model takes in memory and how it would run, without loading it.
     Plan(PlanArgs),
+    /// Measure how fast a model runs in a budget, beside what is possible.
+    Bench(BenchArgs),
     /// Check that this machine is ready, and that a model fits it.
     Doctor(DoctorArgs),
     /// Show what a model file holds, reading its header only.

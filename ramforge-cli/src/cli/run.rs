@@ -24,6 +24,9 @@ pub struct RunArgs {
     /// Read the prompt from a file.
     #[arg(long, value_name = "FILE", help_heading = "Prompt")]
     pub prompt_file: Option<PathBuf>,
+    /// Measure with a prompt of N tokens, and write no text; for `bench`.
+    #[arg(long, value_name = "N", conflicts_with_all = ["prompt", "prompt_file", "chat"], hide = true)]
+    pub measure: Option<u32>,
     /// Render the prompt with the model's own chat template.
     #[arg(long, help_heading = "Prompt")]
     pub chat: bool,

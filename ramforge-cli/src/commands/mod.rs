@@ -1,6 +1,7 @@
 //! One file a subcommand: glue between the command line and the library, nothing more.
 
 mod admission;
+mod bench;
 mod completions;
 mod doctor;
 mod inspect;
@@ -28,6 +29,7 @@ pub fn execute(cli: Cli, terminal: &mut Terminal<'_>) -> Result<()> {
     match cli.command {
         Command::Run(args) => run::run(*args, terminal),
         Command::Plan(args) => plan::plan(&args, terminal),
+        Command::Bench(args) => bench::bench(&args, terminal),
         Command::Doctor(args) => doctor::doctor(&args, terminal),
         Command::Inspect(args) => inspect::inspect(&args, terminal),
         Command::Report(args) => report::report(&args, terminal),

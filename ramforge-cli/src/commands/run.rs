@@ -61,6 +61,9 @@ pub fn run(args: RunArgs, terminal: &mut Terminal<'_>) -> Result<()> {
 }
 
 fn prompt_source(args: &RunArgs, terminal: &Terminal<'_>) -> Result<PromptSource> {
+    if let Some(tokens) = args.measure {
+        return Ok(PromptSource::Measured(tokens));
+    }
     match (&args.prompt, &args.prompt_file) {
         (Some(text), _) => Ok(PromptSource::Text(text.clone())),
         (None, Some(file)) => Ok(PromptSource::File(file.clone())),
@@ -70,7 +73,7 @@ fn prompt_source(args: &RunArgs, terminal: &Terminal<'_>) -> Result<PromptSource
     }
 }
 
-fn tool() -> report::Tool {
+pub(super) fn tool() -> report::Tool {
     let origin = forge_core::backend::origin();
     report::Tool {
         name: "ramforge".to_owned(),

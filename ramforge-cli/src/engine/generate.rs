@@ -46,6 +46,35 @@ pub struct Generated {
     pub stop: StopReason,
     /// From the end of the prompt to the last token.
     pub elapsed: Duration,
+    /// The logits that the tokens were chosen from, when they were measured.
+    pub logits: Option<LogitsFingerprint>,
+}
+
+/// A hash over the bits of logits: FNV-1a, a logit at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogitsFingerprint(u64);
+
+impl Default for LogitsFingerprint {
+    fn default() -> Self {
+        Self(FNV_OFFSET)
+    }
+}
+
+impl LogitsFingerprint {
+    fn add(&mut self, logits: &[f32]) {
+        self.0 = logits.iter().fold(self.0, |hash, logit| fnv(hash, u64::from(logit.to_bits())));
+    }
+
+    /// In hexadecimal.
+    pub fn text(self) -> String {
+        format!("{:016x}", self.0)
+    }
+}
+
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+
+const fn fnv(hash: u64, value: u64) -> u64 {
+    (hash ^ value).wrapping_mul(0x0000_0100_0000_01b3)
 }
 
 impl Generated {
@@ -59,10 +88,7 @@ impl Generated {
     /// texts.
     pub fn fingerprint(&self) -> String {
         let bytes = self.tokens.iter().flat_map(|token| token.0.to_le_bytes());
-        let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        format!("{hash:016x}")
+        format!("{:016x}", bytes.fold(FNV_OFFSET, |hash, byte| fnv(hash, u64::from(byte))))
     }
 }
 
@@ -80,6 +106,8 @@ pub struct Request<'run, 'model, 'pages> {
     pub last_output: usize,
     /// Most tokens to generate.
     pub max_tokens: u32,
+    /// Go on after a token that ends the text, and take the logits' fingerprint.
+    pub measured: bool,
 }
 
 /// Generates from where the prompt ended; `on_first` is called when the first token is known.
@@ -89,21 +117,25 @@ pub fn generate(
     request: Request<'_, '_, '_>,
     mut on_first: impl FnMut() -> Result<()>,
 ) -> Result<Generated> {
-    let Request { operations, sampler, out, mut position, mut last_output, max_tokens } = request;
+    let Request { operations, sampler, out, mut position, mut last_output, max_tokens, measured } = request;
     let vocab = context.model().vocab();
     let started = Instant::now();
     let mut text = Utf8Stream::default();
     let mut tokens = Vec::new();
+    let mut logits = LogitsFingerprint::default();
     let mut bytes = Vec::new();
     let stop = loop {
         if tokens.len() >= max_tokens as usize {
             break StopReason::MaxTokens;
         }
+        if measured {
+            logits.add(&context.logits(last_output)?);
+        }
         let token = sampler.sample(context, last_output)?;
         if tokens.is_empty() {
             on_first()?;
         }
-        if vocab.ends_generation(token) {
+        if !measured && vocab.ends_generation(token) {
             break StopReason::EndOfText;
         }
         tokens.push(token);
@@ -134,7 +166,7 @@ pub fn generate(
     if stop != StopReason::OutputClosed {
         write(out, &text.finish())?;
     }
-    Ok(Generated { tokens, stop, elapsed })
+    Ok(Generated { tokens, stop, elapsed, logits: measured.then_some(logits) })
 }
 
 /// Writes text at once; `false` means that nobody reads any more.
@@ -152,17 +184,29 @@ mod tests {
 
     fn generated(tokens: &[i32], elapsed: Duration) -> Generated {
         let tokens = tokens.iter().copied().map(Token).collect();
-        Generated { tokens, stop: StopReason::MaxTokens, elapsed }
+        Generated { tokens, stop: StopReason::MaxTokens, elapsed, logits: None }
     }
 
     #[test]
     fn the_fingerprint_is_fnv_1a() {
         // The published test vector for the empty string, and a value worked out with another program.
         assert_eq!(generated(&[], Duration::ZERO).fingerprint(), "cbf29ce484222325");
-        assert_eq!(generated(&[0x6162_6364], Duration::ZERO).fingerprint(), fnv(b"dcba"));
+        assert_eq!(generated(&[0x6162_6364], Duration::ZERO).fingerprint(), published(b"dcba"));
     }
 
-    fn fnv(bytes: &[u8]) -> String {
+    #[test]
+    fn one_bit_of_one_logit_makes_another_fingerprint() {
+        let of = |logits: &[f32]| {
+            let mut fingerprint = LogitsFingerprint::default();
+            fingerprint.add(logits);
+            fingerprint.text()
+        };
+        assert_eq!(of(&[1.0, 2.0]), of(&[1.0, 2.0]));
+        assert_ne!(of(&[1.0, 2.0]), of(&[1.0, f32::from_bits(2.0_f32.to_bits() + 1)]));
+        assert_ne!(of(&[0.0]), of(&[-0.0]));
+    }
+
+    fn published(bytes: &[u8]) -> String {
         let mut hash = 14_695_981_039_346_656_037_u128;
         for &byte in bytes {
             hash = (hash ^ u128::from(byte)) * 1_099_511_628_211 % (1 << 64);

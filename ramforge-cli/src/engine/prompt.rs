@@ -13,6 +13,7 @@ pub fn read(source: &PromptSource, input: &mut dyn Read) -> Result<String> {
     let mut bytes = Vec::new();
     let from = match source {
         PromptSource::Text(text) => return Ok(text.clone()),
+        PromptSource::Measured(_) => return Ok(String::new()),
         PromptSource::File(path) => {
             bytes = std::fs::read(path).map_err(|error| {
                 Error::failed(format!("cannot read the prompt from {}", path.display())).caused_by(error)
@@ -35,6 +36,9 @@ pub fn read(source: &PromptSource, input: &mut dyn Read) -> Result<String> {
 /// The tokens the model reads for `prompt`: at least one.
 pub fn tokens(settings: &Settings, model: &Model, prompt: &str) -> Result<Vec<Token>> {
     let vocab = model.vocab();
+    if let PromptSource::Measured(count) = settings.prompt {
+        return Ok(measured_tokens(vocab, count));
+    }
     let tokens = if settings.chat {
         let (text, has_bos) = conversation(settings, model, prompt)?;
         vocab.encode(&text, !has_bos, true)?
@@ -69,6 +73,15 @@ fn token_text(vocab: Vocab<'_>, token: Option<Token>) -> Result<String> {
         vocab.decode(token, true, &mut bytes)?;
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Tokens from all over the vocabulary: a step that no vocabulary's size divides meets each one.
+fn measured_tokens(vocab: Vocab<'_>, count: u32) -> Vec<Token> {
+    const STEP: u64 = 2_654_435_761;
+    let size = vocab.len().max(1) as u64;
+    (1..=u64::from(count.max(1)))
+        .filter_map(|place| i32::try_from(place * STEP % size).ok().map(Token))
+        .collect()
 }
 
 /// An empty prompt continues from the token that begins a text.

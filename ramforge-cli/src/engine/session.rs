@@ -14,7 +14,7 @@ use forge_core::{
 
 use crate::engine::fit::{self, Way};
 use crate::engine::generate::{Generated, Request, StopReason, generate};
-use crate::engine::{Sampling, Settings, prompt, require_cpu};
+use crate::engine::{PromptSource, Sampling, Settings, prompt, require_cpu};
 use crate::gguf;
 use crate::observe::process::{Process, Which};
 use crate::report::Output;
@@ -24,7 +24,8 @@ use crate::residency::streaming::{self, Budget, Streaming};
 use crate::supervisor::{Record, RecordSink, Sizes};
 use crate::{Error, ErrorKind, Result};
 
-/// Tokens computed at once, and in one call.
+/// Most tokens computed at once, and in one call. A shorter prompt is one batch: buffers are no larger than it
+/// needs.
 pub(crate) const BATCH_TOKENS: u32 = 512;
 
 /// Tokens the repetition penalty looks back.
@@ -70,11 +71,14 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
 
     records.send(&Record::Loading { progress: 0.0 })?;
     let before = Process::sample(Path::new("/proc"), Which::Own)?;
-    let model = load(backend, settings, &way, progress, &stop)?;
+    let mut model = load(backend, settings, &way, progress, &stop)?;
     let inventory = match way != Way::Resident || settings.residency.look {
         true => Some(inventory(settings, &model)?),
         false => None,
     };
+    if let (Way::Stream(_), Some(inventory)) = (&way, &inventory) {
+        streaming::split(&mut model, inventory)?;
+    }
     let looked_at = inventory.clone().filter(|_| settings.residency.look);
     let mut operations = Operations::new(&settings.residency, records, &model, looked_at, &before)?;
     let tokens = prompt::tokens(settings, &model, &prompt)?;
@@ -84,7 +88,8 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
         ..context_params(settings, &model, tokens.len())?
     };
     let mut context = Context::new(&model, &params).map_err(native)?;
-    records.send(&Record::Sizes(sizes(settings, &context)?))?;
+    let sizes = sizes(settings, &context)?;
+    records.send(&Record::Sizes(sizes.clone()))?;
     let streaming = match (way, &inventory) {
         (Way::Stream(ram), Some(inventory)) => {
             Some(start_streaming(settings, &mut context, inventory, ram, progress, &stop)?)
@@ -94,6 +99,8 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     drop(inventory);
     operations.begin(&mut context, streaming.as_ref().map(Streaming::report).as_ref())?;
     if let Some(streaming) = &streaming {
+        let anonymous_weights_bytes = Some(streaming.anonymous_bytes());
+        records.send(&Record::Sizes(Sizes { anonymous_weights_bytes, ..sizes }))?;
         let why = reason.map_or(String::new(), |reason| format!(" ({reason})"));
         progress.clear();
         records.send(&Record::Note { text: format!("{}{why}", streaming.summary()) })?;
@@ -106,17 +113,24 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     let mut batch = Batch::new(context.sizes().batch_tokens as usize, 1);
 
     let prompt_started = Instant::now();
+    let loaded = bytes_read();
     let last_output = process_prompt(&mut context, &mut operations, &mut batch, &tokens, progress)?;
+    let ms = milliseconds(prompt_started);
+    let prompted = bytes_read();
     progress.clear();
-    records.send(&Record::PromptDone { tokens: tokens.len() as u64, ms: milliseconds(prompt_started) })?;
+    let read_bytes = since(prompted, loaded);
+    records.send(&Record::PromptDone { tokens: tokens.len() as u64, ms, read_bytes })?;
 
+    let measured = matches!(settings.prompt, PromptSource::Measured(_));
+    let mut nowhere = std::io::sink();
     let request = Request {
         operations: &mut operations,
         sampler: &mut sampler,
-        out,
+        out: if measured { &mut nowhere } else { out },
         position: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
         last_output,
         max_tokens: settings.max_tokens,
+        measured,
     };
     let generated = generate(&mut context, &mut batch, request, || {
         records.send(&Record::FirstToken { ms: milliseconds(started) })
@@ -125,7 +139,7 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
         records.send(&Record::Streaming(streaming.report()))?;
     }
     operations.finish()?;
-    records.send(&finished(&generated, tokens.len()))?;
+    records.send(&finished(&generated, tokens.len(), since(bytes_read(), prompted)))?;
     if generated.stop == StopReason::Interrupted { Err(interrupted()) } else { Ok(()) }
 }
 
@@ -169,8 +183,8 @@ pub(crate) fn context_params(
     }
     Ok(ContextParams {
         context_tokens,
-        batch_tokens: BATCH_TOKENS,
-        micro_batch_tokens: BATCH_TOKENS,
+        batch_tokens: BATCH_TOKENS.min(prompt_tokens),
+        micro_batch_tokens: BATCH_TOKENS.min(prompt_tokens),
         threads: Threads { decode: settings.threads, prompt: settings.threads, ..Threads::default() },
         key_type: settings.kv_type.into(),
         value_type: settings.kv_type.into(),
@@ -198,7 +212,7 @@ fn start_streaming(
         progress.loading(share);
         !stop.load(Ordering::Relaxed)
     };
-    streaming::start(context, inventory, budget, &mut on_progress)
+    streaming::start(context, inventory, budget, streaming::open_files, &mut on_progress)
 }
 
 /// The sizes of this run as the native library allocated them.
@@ -258,16 +272,27 @@ fn process_prompt(
     Ok(batch.len() - 1)
 }
 
-fn finished(generated: &Generated, prompt_tokens: usize) -> Record {
+fn finished(generated: &Generated, prompt_tokens: usize, read_bytes: Option<u64>) -> Record {
     Record::Finished {
         output: Output {
             prompt_tokens: prompt_tokens as u64,
             generated_tokens: generated.tokens.len() as u64,
             stop_reason: Some(generated.stop.name().to_owned()),
             token_fingerprint: Some(generated.fingerprint()),
+            logits_fingerprint: generated.logits.map(|logits| logits.text()),
         },
         decode_tokens_per_second: generated.tokens_per_second(),
+        read_bytes,
     }
+}
+
+/// Bytes this process has read from storage so far, where the kernel shows it.
+fn bytes_read() -> Option<u64> {
+    Process::sample(Path::new("/proc"), Which::Own).ok()?.read_bytes
+}
+
+fn since(now: Option<u64>, before: Option<u64>) -> Option<u64> {
+    now.zip(before).map(|(now, before)| now.saturating_sub(before))
 }
 
 fn milliseconds(since: Instant) -> f64 {

@@ -99,6 +99,9 @@ pub enum PromptSource {
     File(PathBuf),
     /// Standard input, to its end.
     StandardInput,
+    /// So many tokens, the same in every run: to measure with. The run generates as many tokens as it is asked
+    /// to, whatever they are, and writes no text.
+    Measured(u32),
 }
 
 /// How the next token is chosen.

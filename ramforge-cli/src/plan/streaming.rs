@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::gguf::Model;
-use crate::residency::stream::{Weight, choose};
+use crate::residency::stream::{Weight, choose, piece_rows, pieces};
 
 /// A choice of the streaming policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -21,17 +21,24 @@ pub struct Streaming {
 /// the order of the layers and, in a layer, of the file.
 pub(super) fn weights(model: &Model) -> Vec<Weight> {
     let tied = model.tensors().all(|(_, tensor)| &*tensor.name != "output.weight");
-    let mut weights: Vec<Weight> = model
-        .tensors()
-        .map(|(file, tensor)| Weight {
+    let mut weights = Vec::new();
+    for (index, (file, tensor)) in model.tensors().enumerate() {
+        let rows = &*tensor.name == "token_embd.weight";
+        let whole = Weight {
             file,
+            tensor: index,
             offset: tensor.offset,
             bytes: tensor.bytes,
             layer: tensor.layer(),
             used: None,
-            rows: &*tensor.name == "token_embd.weight",
-        })
-        .collect();
+            rows,
+        };
+        let splits = whole.layer.is_none() && (tied || !rows);
+        match piece_rows(tensor.bytes, tensor.shape[1]).filter(|_| splits) {
+            Some(piece) => weights.extend(pieces(whole, tensor.shape[1], piece)),
+            None => weights.push(whole),
+        }
+    }
     let mut order: Vec<usize> = (0..weights.len()).filter(|&index| tied || !weights[index].rows).collect();
     // What is outside of the layers comes after them, as the output does.
     order.sort_by_key(|&index| (weights[index].layer.unwrap_or(u32::MAX), index));

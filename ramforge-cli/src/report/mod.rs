@@ -217,6 +217,10 @@ pub struct Timing {
 pub struct Io {
     /// Bytes the storage layer read for it.
     pub read_bytes: Option<u64>,
+    /// Those read while the prompt was processed.
+    pub prompt_read_bytes: Option<u64>,
+    /// Those read while the tokens after the first were generated.
+    pub decode_read_bytes: Option<u64>,
     /// Faults that had to read from a device.
     pub major_faults: Option<u64>,
     /// Faults that did not.
@@ -234,4 +238,6 @@ pub struct Output {
     pub stop_reason: Option<String>,
     /// A hash over the generated tokens: equal for equal texts.
     pub token_fingerprint: Option<String>,
+    /// A hash over the bits of all logits the tokens were chosen from; in measured runs only.
+    pub logits_fingerprint: Option<String>,
 }

@@ -1,14 +1,16 @@
 //! Streaming carried out: facts of the loaded model → policy → plan → the native pages.
 
-use std::collections::HashMap;
-use std::path::Path;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forge_core::staging::{Region, StreamHandle, StreamPlan, Unit, buffered_reader, direct_reader, stream};
-use forge_core::{Context, PlannedNode};
+use forge_core::staging::{
+    ReadAt, Region, StreamHandle, StreamPlan, Unit, buffered_reader, direct_reader, stream,
+};
+use forge_core::{Context, Model, PlannedNode};
 
-use super::inventory::{Backing, Inventory, PAGE, Tensor};
-use super::stream::{Choice, Pages, Weight, choose};
+use super::inventory::{Backing, Inventory, PAGE};
+use super::stream::{Choice, Pages, Weight, choose, piece_rows, pieces};
 use crate::observe::process::{Process, Which};
 use crate::plan::reserve;
 use crate::report::{self, AdmissionTerm};
@@ -61,6 +63,23 @@ impl Budget {
     }
 }
 
+/// Has the large matrices outside the layers computed in pieces, so that they can be streamed in pieces: before a
+/// context is made.
+///
+/// # Errors
+/// What the native library says.
+pub fn split(model: &mut Model, inventory: &Inventory) -> Result<()> {
+    for tensor in inventory.tensors.iter().filter(|tensor| tensor.layer.is_none()) {
+        if let (Backing::File(address), Some(rows)) =
+            (&tensor.backing, piece_rows(tensor.bytes, tensor.shape[1]))
+        {
+            // A matrix that cannot be split is used whole, which the graph will show.
+            model.split_matrix(*address, rows)?;
+        }
+    }
+    Ok(())
+}
+
 /// Streaming that has started.
 #[derive(Debug)]
 pub struct Streaming {
@@ -72,8 +91,8 @@ pub struct Streaming {
     pub warning: Option<String>,
 }
 
-/// Starts streaming for `context`; `progress` is called with the share of the pinned weights that is in memory,
-/// and gives up when it says `false`.
+/// Starts streaming for `context`, from the readers of `open` ([`open_files`]); `progress` is called with the share
+/// of the pinned weights that is in memory, and gives up when it says `false`.
 ///
 /// # Errors
 /// When the budget is too small for any pool, or reading fails.
@@ -81,10 +100,11 @@ pub fn start(
     context: &mut Context<'_>,
     inventory: &Inventory,
     budget: Budget,
+    open: impl FnOnce(&[PathBuf]) -> Result<Opened>,
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<Streaming> {
     let nodes = context.planned_nodes(1)?;
-    let weights = weights(inventory, &nodes);
+    let (weights, addresses) = weights(inventory, &nodes);
     let choice = choose(&weights, budget.for_weights()).map_err(|needed| {
         let ram = (needed + budget.taken()).next_multiple_of(1 << 20);
         Error::failed(format!(
@@ -96,22 +116,38 @@ pub fn start(
         ))
         .hint(format!("use --ram {}M or more", ram >> 20))
     })?;
-    let plan = plan(inventory, &choice)?;
-    let (reader, warning) = match direct_reader(&plan.files) {
-        Ok(reader) => (reader, None),
-        Err(error) => {
-            let cannot =
-                |error| Error::failed("cannot open the model's files for streaming").caused_by(error);
-            let warning =
-                format!("the file system has no direct reads ({error}); reading through the page cache");
-            (buffered_reader(&plan.files).map_err(cannot)?, Some(warning))
-        }
-    };
+    let plan = plan(inventory, &choice, &weights, &addresses)?;
+    let Opened { reader, warning } = open(&plan.files)?;
     let direct = reader.is_direct();
     let pinned = plan.pinned_bytes().max(1);
-    let handle =
-        stream(context, &plan, Arc::from(reader), &mut |bytes| progress(bytes as f32 / pinned as f32))?;
+    let handle = stream(context, &plan, reader, &mut |bytes| progress(bytes as f32 / pinned as f32))?;
     Ok(Streaming { handle, choice, budget, direct, warning })
+}
+
+/// The model's files, open for streaming.
+pub struct Opened {
+    /// Reads them.
+    pub reader: Arc<dyn ReadAt>,
+    /// What the user should know of it.
+    pub warning: Option<String>,
+}
+
+/// Opens the files for direct reads, or, where their file system has none, through the page cache.
+///
+/// # Errors
+/// A file cannot be opened.
+pub fn open_files(paths: &[PathBuf]) -> Result<Opened> {
+    match direct_reader(paths) {
+        Ok(reader) => Ok(Opened { reader, warning: None }),
+        Err(error) => {
+            let warning =
+                format!("the file system has no direct reads ({error}); reading through the page cache");
+            let reader = buffered_reader(paths).map_err(|error| {
+                Error::failed("cannot open the model's files for streaming").caused_by(error)
+            })?;
+            Ok(Opened { reader, warning: Some(warning) })
+        }
+    }
 }
 
 impl Streaming {
@@ -122,6 +158,11 @@ impl Streaming {
             crate::size::readable(self.choice.pinned_bytes()),
             crate::size::readable(self.choice.streamed_bytes()),
         )
+    }
+
+    /// Bytes of weights in memory of their own: pinned, and passing through.
+    pub fn anonymous_bytes(&self) -> u64 {
+        self.choice.pinned_bytes() + self.choice.pool_bytes()
     }
 
     /// What it did so far, for the report.
@@ -148,44 +189,56 @@ impl Streaming {
     }
 }
 
-/// The file-backed tensors as the policy sees them, by their place in the inventory. Others are in memory
-/// already.
-fn weights(inventory: &Inventory, nodes: &[PlannedNode]) -> Vec<Weight> {
+/// The file-backed weights as the policy sees them, and the address of each. Others are in memory already.
+fn weights(inventory: &Inventory, nodes: &[PlannedNode]) -> (Vec<Weight>, Vec<usize>) {
     let mut used: HashMap<usize, (usize, usize)> = HashMap::new();
-    let mut rows: HashMap<usize, bool> = HashMap::new();
+    let mut rows: HashSet<usize> = HashSet::new();
     for (index, node) in nodes.iter().enumerate().filter(|(_, node)| !node.computes_nothing) {
         for (source, &address) in node.reads.iter().enumerate() {
             if node.reads_rows && source == 0 {
-                rows.insert(address, true);
+                rows.insert(address);
             } else {
                 used.entry(address).or_insert((index, index)).1 = index;
             }
         }
     }
-    let weight = |tensor: &Tensor| {
-        let Backing::File(address) = tensor.backing else { return None };
-        Some(Weight {
+    let mut weights = Vec::new();
+    let mut addresses = Vec::new();
+    for (index, tensor) in inventory.tensors.iter().enumerate() {
+        let Backing::File(address) = tensor.backing else { continue };
+        let whole = Weight {
             file: tensor.file,
+            tensor: index,
             offset: tensor.offset,
             bytes: tensor.bytes,
             layer: tensor.layer,
             used: used.get(&address).copied(),
-            rows: rows.contains_key(&address),
-        })
-    };
-    inventory.tensors.iter().filter_map(weight).collect()
+            rows: rows.contains(&address),
+        };
+        let piece = piece_rows(tensor.bytes, tensor.shape[1]).filter(|_| tensor.layer.is_none());
+        let parts: Vec<Weight> = piece.map_or_else(Vec::new, |piece| {
+            let at = |part: &Weight| address + (part.offset - whole.offset) as usize;
+            pieces(whole, tensor.shape[1], piece)
+                .map(|part| Weight { used: used.get(&at(&part)).copied(), ..part })
+                .collect()
+        });
+        // The graph shows whether it is computed in pieces: all of them are read then.
+        let split = !parts.is_empty() && parts.iter().all(|part| part.used.is_some());
+        for part in if split { parts } else { vec![whole] } {
+            addresses.push(address + (part.offset - whole.offset) as usize);
+            weights.push(part);
+        }
+    }
+    (weights, addresses)
 }
 
 /// The choice with the addresses it has in this process.
-fn plan(inventory: &Inventory, choice: &Choice) -> Result<StreamPlan> {
-    let addresses: Vec<usize> = inventory
-        .tensors
-        .iter()
-        .filter_map(|tensor| match tensor.backing {
-            Backing::File(address) => Some(address),
-            _ => None,
-        })
-        .collect();
+fn plan(
+    inventory: &Inventory,
+    choice: &Choice,
+    weights: &[Weight],
+    addresses: &[usize],
+) -> Result<StreamPlan> {
     let region = |pages: &Pages| -> Result<Region> {
         let base = inventory.mappings[pages.file]
             .address
@@ -203,7 +256,8 @@ fn plan(inventory: &Inventory, choice: &Choice) -> Result<StreamPlan> {
         .iter()
         .map(|unit| {
             let tensors = unit.weights.iter().map(|&index| addresses[index]).collect();
-            Ok(Unit { regions: vec![region(&unit.pages)?], tensors })
+            let rows = unit.weights.iter().any(|&index| weights[index].rows);
+            Ok(Unit { regions: vec![region(&unit.pages)?], tensors, rows })
         })
         .collect::<Result<Vec<_>>>()?;
     Ok(StreamPlan {

@@ -88,11 +88,9 @@ fn selected(stat: Option<&BTreeMap<String, u64>>, names: &[&str]) -> BTreeMap<St
 pub(super) fn record_process(timing: &mut Timing, io: &mut Io, process: &Process) {
     timing.user_ms = Some(process.user_ms as f64);
     timing.system_ms = Some(process.system_ms as f64);
-    *io = Io {
-        read_bytes: process.read_bytes,
-        major_faults: Some(process.major_faults),
-        minor_faults: Some(process.minor_faults),
-    };
+    io.read_bytes = process.read_bytes;
+    io.major_faults = Some(process.major_faults);
+    io.minor_faults = Some(process.minor_faults);
 }
 
 #[cfg(test)]

@@ -38,6 +38,8 @@ pub enum Record {
         tokens: u64,
         /// Milliseconds it took.
         ms: f64,
+        /// Bytes the process read meanwhile, as the kernel counts them.
+        read_bytes: Option<u64>,
     },
     /// The first token was generated.
     FirstToken {
@@ -79,6 +81,8 @@ pub enum Record {
         output: Output,
         /// Tokens a second after the first.
         decode_tokens_per_second: Option<f64>,
+        /// Bytes the process read since the prompt was processed, as the kernel counts them.
+        read_bytes: Option<u64>,
     },
     /// The run ended in an error.
     Failed {

@@ -69,9 +69,10 @@ impl Story {
                 self.phase = Phase::Prompt;
                 report.timing.load_ms = Some(load_ms);
             }
-            Record::PromptDone { ms, .. } => {
+            Record::PromptDone { ms, read_bytes, .. } => {
                 self.phase = Phase::Generating;
                 report.timing.prompt_ms = Some(ms);
+                report.io.prompt_read_bytes = read_bytes;
             }
             Record::FirstToken { ms } => report.timing.time_to_first_token_ms = Some(ms),
             Record::Inventory(inventory) => report.inventory = Some(inventory),
@@ -82,8 +83,9 @@ impl Story {
             Record::Reconciliation(reconciliation) => report.reconciliation = Some(reconciliation),
             Record::NativeLog { level, text } => self.remember_native(level, text),
             Record::Note { .. } | Record::Warning { .. } => {}
-            Record::Finished { output, decode_tokens_per_second } => {
+            Record::Finished { output, decode_tokens_per_second, read_bytes } => {
                 self.phase = Phase::Done;
+                report.io.decode_read_bytes = read_bytes;
                 report.output = Some(output);
                 report.timing.decode_tokens_per_second = decode_tokens_per_second;
             }
@@ -117,15 +119,20 @@ mod tests {
         for record in [
             Record::Loading { progress: 0.5 },
             Record::Loaded { load_ms: 3.0 },
-            Record::PromptDone { tokens: 7, ms: 2.0 },
+            Record::PromptDone { tokens: 7, ms: 2.0, read_bytes: Some(5) },
             Record::FirstToken { ms: 6.0 },
-            Record::Finished { output: output.clone(), decode_tokens_per_second: Some(9.0) },
+            Record::Finished {
+                output: output.clone(),
+                decode_tokens_per_second: Some(9.0),
+                read_bytes: Some(6),
+            },
         ] {
             story.add(record, &mut report);
         }
         assert_eq!(story.phase, Phase::Done);
         assert_eq!(report.timing.load_ms, Some(3.0));
         assert_eq!(report.timing.decode_tokens_per_second, Some(9.0));
+        assert_eq!((report.io.prompt_read_bytes, report.io.decode_read_bytes), (Some(5), Some(6)));
         assert_eq!(report.output, Some(output));
     }
 

@@ -366,6 +366,41 @@ fn a_model_that_shrinks_under_the_run_is_explained() {
     assert!(finished.err.contains("while it was read"), "{}", finished.err);
 }
 
+/// What was read before does not matter: a page that is missing is met, and nothing is computed without it.
+#[test]
+fn a_streamed_model_that_shrinks_ends_within_two_seconds() {
+    let Some(kernel) = kernel("a_streamed_model_that_shrinks_ends_within_two_seconds") else { return };
+    let model = OwnModel::copy(&real::smollm2().unwrap());
+    let mut running = long(model.path()).limited(SMALLER_THAN_THE_WEIGHTS).start();
+    running.first_output();
+    let shrunk = Instant::now();
+    model.shrink(model.bytes() / 2);
+    let finished = running.finish();
+    let took = shrunk.elapsed();
+    finished.assert_end(1, "error");
+    finished.assert_nothing_left(&kernel);
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(finished.err.contains("shrank from "), "{}", finished.err);
+}
+
+#[test]
+fn an_interrupt_at_any_moment_ends_a_streamed_run_within_two_seconds() {
+    let test = "an_interrupt_at_any_moment_ends_a_streamed_run_within_two_seconds";
+    let Some(kernel) = kernel(test) else { return };
+    let model = OwnModel::copy(&real::smollm2().unwrap());
+    for moment in [50, 120, 200, 300, 450, 700, 1100] {
+        let running = long(model.path()).limited(SMALLER_THAN_THE_WEIGHTS).start();
+        thread::sleep(Duration::from_millis(moment));
+        let asked = Instant::now();
+        running.signal(Signal::SIGINT);
+        let finished = running.finish();
+        let took = asked.elapsed();
+        finished.assert_end(130, "interrupted");
+        finished.assert_nothing_left(&kernel);
+        assert!(took < Duration::from_secs(2), "{moment} ms: {took:?}");
+    }
+}
+
 /// The report does not fit on the disk: the command fails and says so, and leaves no half of it.
 #[test]
 fn a_full_disk_fails_the_command() {

@@ -8,16 +8,20 @@
 //! Pure: facts in, choice out, the same for the same facts.
 
 mod pages;
+mod split;
 mod units;
 
 pub use pages::{Pages, pinned_pages};
+pub use split::{piece_rows, pieces};
 pub use units::{Unit, units};
 
-/// A tensor, as far as streaming is concerned.
+/// A tensor, or a piece of one that is computed in pieces, as far as streaming is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weight {
     /// The file that has it.
     pub file: usize,
+    /// The tensor it is, or is a piece of.
+    pub tensor: usize,
     /// Its first byte in the file.
     pub offset: u64,
     /// Its bytes.
@@ -290,7 +294,7 @@ mod tests {
         let mut weights = Vec::new();
         let mut offset = 4000;
         let mut add = |bytes, layer, used: Option<(usize, usize)>, rows| {
-            weights.push(Weight { file: 0, offset, bytes, layer, used, rows });
+            weights.push(Weight { file: 0, tensor: weights.len(), offset, bytes, layer, used, rows });
             offset += bytes;
         };
         add(output, None, None, true);

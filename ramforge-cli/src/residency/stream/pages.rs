@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     fn weight(offset: u64, bytes: u64) -> Weight {
-        Weight { file: 0, offset, bytes, layer: None, used: Some((0, 0)), rows: false }
+        Weight { file: 0, tensor: 0, offset, bytes, layer: None, used: Some((0, 0)), rows: false }
     }
 
     fn pages(start: u64, end: u64) -> Pages {

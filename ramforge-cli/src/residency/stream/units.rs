@@ -25,10 +25,10 @@ impl Unit {
     }
 }
 
-/// Cuts the weights into units: neighbours in the file and of one layer are joined as long as they are no larger
-/// than `together` bytes, so that 0 makes a unit of each tensor. Tensors that are small and alone, or that no
+/// Cuts the weights into units: neighbours in the file and of one layer, or one matrix, are joined as long as they
+/// are no larger than `most` bytes, so that 0 makes a unit of each weight. Tensors that are small and alone, or that no
 /// node reads whole, are in no unit.
-pub fn units(weights: &[Weight], together: u64) -> Vec<Unit> {
+pub fn units(weights: &[Weight], most: u64) -> Vec<Unit> {
     let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by_key(|&index| (weights[index].file, weights[index].offset));
     let mut groups: Vec<Vec<usize>> = Vec::new();
@@ -39,12 +39,12 @@ pub fn units(weights: &[Weight], together: u64) -> Vec<Unit> {
         }
         let joins = groups.last().is_some_and(|group| {
             let (first, last) = (&weights[group[0]], &weights[group[group.len() - 1]]);
-            weight.layer.is_some()
-                && last.layer == weight.layer
+            let together = weight.layer.is_some() && last.layer == weight.layer;
+            (together || last.tensor == weight.tensor)
                 && last.file == weight.file
                 // The writer may pad between tensors, by less than a page.
                 && weight.offset - last.end() < crate::residency::inventory::PAGE
-                && weight.end() - first.offset <= together
+                && weight.end() - first.offset <= most
         });
         match groups.last_mut().filter(|_| joins) {
             Some(group) => group.push(index),
@@ -67,7 +67,8 @@ mod tests {
     use super::*;
 
     fn weight(offset: u64, bytes: u64, layer: u32, node: usize) -> Weight {
-        Weight { file: 0, offset, bytes, layer: Some(layer), used: Some((node, node)), rows: false }
+        let tensor = offset as usize;
+        Weight { file: 0, tensor, offset, bytes, layer: Some(layer), used: Some((node, node)), rows: false }
     }
 
     #[test]

@@ -1,0 +1,63 @@
+//! `ramforge bench`: real runs of a small model, and figures that agree with each other.
+
+use ramforge::bench::Bench;
+use ramforge_tests::programs::ramforge;
+use ramforge_tests::{real, schema};
+use serde_json::Value;
+
+#[test]
+fn a_benchmark_measures_every_way_and_writes_what_its_schema_says() {
+    let schema = schema::committed::<Bench>("bench");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bench.json");
+    let model = real::smollm2().unwrap();
+    let output = ramforge()
+        .unwrap()
+        .args(["bench", model.to_str().unwrap(), "--ram", "80M", "--rounds", "2", "--threads", "1"])
+        .args(["--prompt-tokens", "20", "--tokens", "4", "--json"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("no back end can enforce") {
+        println!("SKIP a_benchmark_measures_every_way_and_writes_what_its_schema_says: {said}");
+        return;
+    }
+    assert!(output.status.success(), "{said}");
+    let bench: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    schema.check(&bench);
+
+    assert_eq!(bench["same_logits"], true, "{bench:#}");
+    let [policy, paging, resident] = [0, 1, 2].map(|way| &bench["ways"][way]);
+    for measured in [policy, paging, resident] {
+        assert_eq!(measured["rounds"].as_array().unwrap().len(), 2, "{bench:#}");
+    }
+    let median = |way: &Value, name: &str| way["median"][name].as_f64().unwrap();
+    for way in [policy, paging] {
+        assert!(median(way, "peak_bytes") <= f64::from(80 << 20), "{bench:#}");
+    }
+    // The last pass has read ahead for one that does not come.
+    let pass = median(policy, "streamed_bytes_per_pass");
+    let read = median(policy, "read_per_token_bytes");
+    assert!(pass > 0.0 && read >= 0.9 * pass && read <= 1.3 * pass, "{read} of {pass}");
+    assert_eq!(median(resident, "read_per_token_bytes"), 0.0, "{bench:#}");
+    let limit = bench["limit"]["seconds_per_token"].as_f64().unwrap();
+    assert!(limit >= median(resident, "seconds_per_token"));
+    let over = bench["token_over_limit"].as_f64().unwrap();
+    assert!((over - median(policy, "seconds_per_token") / limit).abs() < 1e-9);
+
+    let text = String::from_utf8(output.stdout).unwrap();
+    for part in ["kernel paging", "all in memory", "x the limit", "same, bit for bit"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn a_budget_in_which_nothing_runs_is_an_error() {
+    let model = real::smollm2().unwrap();
+    let output =
+        ramforge().unwrap().args(["bench", model.to_str().unwrap(), "--ram", "8M"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("refused before loading") || said.contains("no back end"), "{said}");
+}
