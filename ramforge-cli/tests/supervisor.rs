@@ -368,11 +368,11 @@ fn timeout_ends_everything(backend: Backend, base: &Path) {
     let folder = tempfile::tempdir().unwrap();
     let child = folder.path().join("child");
     let script = format!("sleep 1000 & echo $! >{}; wait", child.display());
-    let spec = Spec { timeout_ms: Some(500), ..Spec::shell(&script).limited(backend, 64 * MIB) };
+    let spec = Spec { timeout_ms: Some(1000), ..Spec::shell(&script).limited(backend, 64 * MIB) };
     let finished = spec.finish();
     finished.assert_end(RunResult::Timeout, 124);
     assert!(finished.took < Duration::from_secs(3), "{:?}", finished.took);
-    assert!(finished.message().contains("after 0.5 s"), "{}", finished.message());
+    assert!(finished.message().contains("after 1 s"), "{}", finished.message());
     assert!(is_gone(number_in(&child).expect("it was started")));
     assert_eq!(groups_of(base, finished.pid), [] as [PathBuf; 0]);
 }

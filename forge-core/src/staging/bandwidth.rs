@@ -10,6 +10,9 @@ use super::memory::Anonymous;
 use super::plan::PAGE_BYTES;
 use super::reader::{ReadAt, Target};
 
+/// Alignment of huge pages.
+const ALIGNMENT: usize = 2 << 20;
+
 /// Bytes read, and how long that took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bandwidth {
@@ -53,7 +56,9 @@ pub fn measure_bandwidth(
     let error: Mutex<Option<io::Error>> = Mutex::new(None);
     let buffers = (0..readers.max(1))
         .map(|_| {
-            let buffer = Anonymous::map(read_bytes, 0, PAGE_BYTES)?;
+            // Huge pages, as the pool has them: a read into small ones is another read.
+            let buffer = Anonymous::map(read_bytes, 0, ALIGNMENT)?;
+            buffer.advise_huge();
             buffer.populate()?;
             Ok(buffer)
         })

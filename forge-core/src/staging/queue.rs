@@ -1,6 +1,6 @@
 //! The readers: threads that fill blocks with the units' pages, in order, ahead of the computation.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -28,6 +28,48 @@ pub(super) struct Placed {
     block: usize,
 }
 
+impl Loaded {
+    /// The pieces, joined where both the pages and the places in the pool follow each other: moving pages costs by
+    /// the call, not by the page.
+    pub(super) fn runs(&self) -> Vec<(Region, usize)> {
+        let mut runs: Vec<(Region, usize)> = Vec::new();
+        for piece in &self.pieces {
+            match runs.last_mut() {
+                Some((region, source))
+                    if region.file == piece.region.file
+                        && region.end() == piece.region.address
+                        && region.offset + region.bytes as u64 == piece.region.offset
+                        && *source + region.bytes == piece.source =>
+                {
+                    region.bytes += piece.region.bytes;
+                }
+                _ => runs.push((piece.region, piece.source)),
+            }
+        }
+        runs
+    }
+}
+
+/// Blocks that hold nothing of use. They are handed out round and round, so that those of a unit follow each other.
+#[derive(Debug)]
+struct FreeBlocks {
+    free: BTreeSet<usize>,
+    next: usize,
+}
+
+impl FreeBlocks {
+    fn take(&mut self) -> Option<usize> {
+        let block = self.free.range(self.next..).next().or_else(|| self.free.first()).copied()?;
+        self.free.remove(&block);
+        self.next = block + 1;
+        Some(block)
+    }
+
+    fn give_back(&mut self, pieces: &[Placed]) {
+        self.free.extend(pieces.iter().map(|piece| piece.block));
+    }
+}
+
 /// A unit being read.
 #[derive(Debug)]
 struct Load {
@@ -43,8 +85,7 @@ struct Load {
 
 #[derive(Debug)]
 struct State {
-    /// Blocks that hold nothing of use.
-    free: VecDeque<usize>,
+    free: FreeBlocks,
     /// Units being read or waiting to be used, in order.
     loads: VecDeque<Load>,
     /// The number of the next unit to begin reading.
@@ -98,7 +139,7 @@ impl Queue {
         };
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                free: (0..plan.blocks).collect(),
+                free: FreeBlocks { free: (0..plan.blocks).collect(), next: 0 },
                 loads: VecDeque::new(),
                 next: 0,
                 under_way: 0,
@@ -147,7 +188,7 @@ impl Queue {
     /// Gives a unit's blocks back; their pages are in the pool again.
     pub(super) fn give_back(&self, loaded: &Loaded) {
         let mut state = self.shared.lock();
-        state.free.extend(loaded.pieces.iter().map(|piece| piece.block));
+        state.free.give_back(&loaded.pieces);
         drop(state);
         self.shared.work.notify_all();
     }
@@ -162,7 +203,7 @@ impl Queue {
         }
         let State { free, loads, .. } = &mut *state;
         for load in loads.drain(..) {
-            free.extend(load.pieces.iter().map(|piece| piece.block));
+            free.give_back(&load.pieces);
         }
         state.next = number;
         state.paused = false;
@@ -239,7 +280,7 @@ impl Shared {
     /// are free blocks for. In order, so that the unit needed first never waits for blocks that a later one
     /// holds.
     fn next_job(&self, state: &mut State) -> Option<Job> {
-        if state.paused || state.free.is_empty() {
+        if state.paused || state.free.free.is_empty() {
             return None;
         }
         if state.loads.back().is_none_or(|load| load.issued == load.total) {
@@ -260,7 +301,7 @@ impl Shared {
             if !follows || bytes + region.bytes > self.read_bytes.max(first.bytes) {
                 break;
             }
-            let Some(block) = state.free.pop_front() else { break };
+            let Some(block) = state.free.take() else { break };
             // The offset in the block is the address's in its window: pages then move in whole page tables.
             let source = self.pool.address() + block * self.block_bytes + region.address % self.block_bytes;
             load.pieces.push(Placed { region, source, block });
@@ -269,5 +310,32 @@ impl Shared {
             load.issued += 1;
         }
         Some(job)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn placed(page: usize, source: usize, block: usize) -> Placed {
+        let region = Region { file: 0, offset: page as u64 * 4096, address: page * 4096, bytes: 4096 };
+        Placed { region, source: source * 4096, block }
+    }
+
+    #[test]
+    fn pieces_that_follow_each_other_on_both_sides_are_one_run() {
+        let pieces = vec![placed(0, 10, 0), placed(1, 11, 1), placed(2, 20, 2), placed(4, 21, 3)];
+        let runs = Loaded { pieces }.runs();
+        let found: Vec<_> =
+            runs.iter().map(|(run, source)| (run.address / 4096, run.bytes / 4096, source / 4096)).collect();
+        assert_eq!(found, [(0, 2, 10), (2, 1, 20), (4, 1, 21)]);
+    }
+
+    #[test]
+    fn blocks_are_handed_out_round_and_round() {
+        let mut free = FreeBlocks { free: (0..4).collect(), next: 0 };
+        assert_eq!([free.take(), free.take(), free.take()], [Some(0), Some(1), Some(2)]);
+        free.give_back(&[placed(0, 0, 1), placed(0, 0, 0)]);
+        assert_eq!([free.take(), free.take(), free.take(), free.take()], [Some(3), Some(0), Some(1), None]);
     }
 }

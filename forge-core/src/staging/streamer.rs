@@ -176,10 +176,10 @@ impl Streamer<'_> {
             };
             let arrived = arrived.map_err(|error| system("read the weights", &error))?;
             let Some(loaded) = arrived else { return Ok(()) };
-            for piece in &loaded.pieces {
-                // SAFETY: the piece's pages hold what the mapping shows at its address, because its read has
+            for (region, source) in loaded.runs() {
+                // SAFETY: the pages hold what the mapping shows at the address, because their reads have
                 // completed; no compute thread is working while an observer runs.
-                unsafe { lay_over(piece.source, piece.region.address, piece.region.bytes) }
+                unsafe { lay_over(source, region.address, region.bytes) }
                     .map_err(|error| system("stage the weights", &error))?;
             }
             self.staged.insert(self.begun, loaded);
@@ -191,13 +191,12 @@ impl Streamer<'_> {
     /// Takes the unit at `position` away: its pages go back to the pool, and the file is mapped there again.
     fn release(&mut self, position: usize) -> Result<()> {
         let Some(loaded) = self.staged.remove(&position) else { return Ok(()) };
-        for piece in &loaded.pieces {
-            let region = &piece.region;
+        for (region, source) in loaded.runs() {
             // SAFETY: no compute thread is working while an observer runs, so nobody sees the moment between
             // the two; the address range is the model's mapping of this file.
             let restored = unsafe {
-                lay_over(region.address, piece.source, region.bytes)
-                    .and_then(|()| map_file(region, &self.files[region.file]))
+                lay_over(region.address, source, region.bytes)
+                    .and_then(|()| map_file(&region, &self.files[region.file]))
             };
             if let Err(error) = restored {
                 // From here on the address may show empty pages: nothing may ever compute on them.

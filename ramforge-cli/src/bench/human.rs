@@ -24,8 +24,11 @@ impl Bench {
         self.write_table(out)?;
         for measured in &self.ways {
             if let Some(reason) = &measured.reason {
-                let rounds = measured.rounds.len();
-                writeln!(out, "{}, after {rounds} rounds: {reason}", self.name(measured))?;
+                let after = match measured.rounds.len() {
+                    0 => String::new(),
+                    rounds => format!(" after {rounds} rounds"),
+                };
+                writeln!(out, "{}{after}: {reason}", self.name(measured))?;
             }
         }
         writeln!(out)?;

@@ -185,7 +185,10 @@ impl Measured {
     /// Takes in a run. One that did not end well is the last.
     pub fn add(&mut self, report: &Report) {
         if report.outcome.result == RunResult::Ok {
-            self.rounds.push(Figures::of(report));
+            let figures = Figures::of(report);
+            // What is in memory already has no load worth a figure.
+            let first_token_ms = figures.first_token_ms.filter(|_| self.way != Way::Resident);
+            self.rounds.push(Figures { first_token_ms, ..figures });
             self.median = Figures::median(&self.rounds);
             let output = report.output.as_ref();
             self.logits.extend(output.and_then(|output| output.logits_fingerprint.clone()));

@@ -27,6 +27,9 @@ pub struct RunArgs {
     /// Measure with a prompt of N tokens, and write no text; for `bench`.
     #[arg(long, value_name = "N", conflicts_with_all = ["prompt", "prompt_file", "chat"], hide = true)]
     pub measure: Option<u32>,
+    /// Compute once before measuring, so that everything that fits is in memory.
+    #[arg(long, requires = "measure", hide = true)]
+    pub warm_up: bool,
     /// Render the prompt with the model's own chat template.
     #[arg(long, help_heading = "Prompt")]
     pub chat: bool,

@@ -144,7 +144,7 @@ impl Runs<'_> {
             Way::KernelPaging => {
                 command.args(in_budget).args(["--residency-policy", "off", "--no-fit-guard"])
             }
-            Way::Resident => command.args(["--residency-policy", "off"]),
+            Way::Resident => command.args(["--residency-policy", "off", "--warm-up"]),
         };
         command.arg("--residency-report-json").arg(&self.report);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -167,7 +167,7 @@ impl Runs<'_> {
         let bytes: Vec<u64> = model.files().iter().map(|file| file.bytes).collect();
         let reader =
             direct_reader(&paths).map_err(|error| format!("its file system has no direct reads: {error}"))?;
-        let Means { read_bytes, readers, .. } = Means::default();
+        let Means { read_bytes, readers, .. } = Means::LARGE;
         // No small file is without a read.
         let read_bytes = read_bytes.min(bytes.iter().copied().min().unwrap_or(0) / 4096 * 4096);
         let measured = measure_bandwidth(&*reader, &bytes, read_bytes as usize, readers as usize, DISK_TIME)

@@ -62,7 +62,7 @@ pub fn run(args: RunArgs, terminal: &mut Terminal<'_>) -> Result<()> {
 
 fn prompt_source(args: &RunArgs, terminal: &Terminal<'_>) -> Result<PromptSource> {
     if let Some(tokens) = args.measure {
-        return Ok(PromptSource::Measured(tokens));
+        return Ok(PromptSource::Measured { tokens, warm_up: args.warm_up });
     }
     match (&args.prompt, &args.prompt_file) {
         (Some(text), _) => Ok(PromptSource::Text(text.clone())),

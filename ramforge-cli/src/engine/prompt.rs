@@ -13,7 +13,7 @@ pub fn read(source: &PromptSource, input: &mut dyn Read) -> Result<String> {
     let mut bytes = Vec::new();
     let from = match source {
         PromptSource::Text(text) => return Ok(text.clone()),
-        PromptSource::Measured(_) => return Ok(String::new()),
+        PromptSource::Measured { .. } => return Ok(String::new()),
         PromptSource::File(path) => {
             bytes = std::fs::read(path).map_err(|error| {
                 Error::failed(format!("cannot read the prompt from {}", path.display())).caused_by(error)
@@ -36,8 +36,8 @@ pub fn read(source: &PromptSource, input: &mut dyn Read) -> Result<String> {
 /// The tokens the model reads for `prompt`: at least one.
 pub fn tokens(settings: &Settings, model: &Model, prompt: &str) -> Result<Vec<Token>> {
     let vocab = model.vocab();
-    if let PromptSource::Measured(count) = settings.prompt {
-        return Ok(measured_tokens(vocab, count));
+    if let PromptSource::Measured { tokens, .. } = settings.prompt {
+        return Ok(measured_tokens(vocab, tokens));
     }
     let tokens = if settings.chat {
         let (text, has_bos) = conversation(settings, model, prompt)?;

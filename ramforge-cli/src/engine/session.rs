@@ -82,11 +82,15 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     let looked_at = inventory.clone().filter(|_| settings.residency.look);
     let mut operations = Operations::new(&settings.residency, records, &model, looked_at, &before)?;
     let tokens = prompt::tokens(settings, &model, &prompt)?;
-    let params = ContextParams {
+    let mut params = ContextParams {
         observed: way != Way::Resident || settings.residency.trace.is_some(),
         cancel: Some(Arc::clone(&stop)),
         ..context_params(settings, &model, tokens.len())?
     };
+    if way != Way::Resident {
+        // Threads that spin while they wait for a unit take the processor from those that read it.
+        params.threads.polling = 0;
+    }
     let mut context = Context::new(&model, &params).map_err(native)?;
     let sizes = sizes(settings, &context)?;
     records.send(&Record::Sizes(sizes.clone()))?;
@@ -112,6 +116,10 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     let mut sampler = sampler(settings.sampling, model.vocab())?;
     let mut batch = Batch::new(context.sizes().batch_tokens as usize, 1);
 
+    if let PromptSource::Measured { warm_up: true, .. } = settings.prompt {
+        process_prompt(&mut context, &mut operations, &mut batch, &tokens[..1], progress)?;
+        context.clear();
+    }
     let prompt_started = Instant::now();
     let loaded = bytes_read();
     let last_output = process_prompt(&mut context, &mut operations, &mut batch, &tokens, progress)?;
@@ -121,7 +129,7 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     let read_bytes = since(prompted, loaded);
     records.send(&Record::PromptDone { tokens: tokens.len() as u64, ms, read_bytes })?;
 
-    let measured = matches!(settings.prompt, PromptSource::Measured(_));
+    let measured = matches!(settings.prompt, PromptSource::Measured { .. });
     let mut nowhere = std::io::sink();
     let request = Request {
         operations: &mut operations,

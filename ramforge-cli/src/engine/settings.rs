@@ -101,7 +101,12 @@ pub enum PromptSource {
     StandardInput,
     /// So many tokens, the same in every run: to measure with. The run generates as many tokens as it is asked
     /// to, whatever they are, and writes no text.
-    Measured(u32),
+    Measured {
+        /// How many.
+        tokens: u32,
+        /// Compute a token before anything is measured, so that everything that fits is in memory.
+        warm_up: bool,
+    },
 }
 
 /// How the next token is chosen.

@@ -59,6 +59,9 @@ impl Default for Means {
 }
 
 impl Means {
+    /// For budgets in which the reads under way are little.
+    pub const LARGE: Self = Self { block_bytes: 2 << 20, read_bytes: 4 << 20, readers: 6 };
+
     /// For budgets in which a block of the usual size is much.
     pub const SMALL: Self = Self { block_bytes: 256 << 10, read_bytes: 1 << 20, readers: 3 };
 }
@@ -109,8 +112,13 @@ impl Choice {
 /// The smallest budget that would do.
 pub fn choose(weights: &[Weight], budget: u64) -> Result<Choice, u64> {
     // Larger units mean fewer stops of the computation and longer reads, smaller ones a smaller pool.
-    let cuts =
-        [(Means::default(), 16 << 20), (Means::default(), 0), (Means::SMALL, 4 << 20), (Means::SMALL, 0)];
+    let cuts = [
+        (Means::LARGE, 16 << 20),
+        (Means::default(), 4 << 20),
+        (Means::default(), 0),
+        (Means::SMALL, 4 << 20),
+        (Means::SMALL, 0),
+    ];
     let mut best: Option<Choice> = None;
     let mut smallest = u64::MAX;
     let mut consider = |choice: Result<Choice, u64>| match choice {
