@@ -11,7 +11,7 @@ use std::{
 use ramforge::gguf::Model;
 use ramforge_tests::{
     gguf_writer::{Contents, Data, TensorInfo, TensorType, Value},
-    shapes,
+    programs, shapes,
 };
 
 type SpoilContents = dyn Fn(&mut Contents);
@@ -586,6 +586,48 @@ fn every_malformed_file_is_refused_with_one_line_that_says_why() {
     println!("{} kinds of malformed file in {variants} variants", kinds.len());
     let varied = kinds.iter().filter(|kind| kind.variants.len() >= 3).count();
     assert!(varied >= 60, "only {varied} kinds in three variants or more");
+}
+
+/// The commands that take a model say the same of each file, in one line, and end with exit code 1 and no signal.
+#[test]
+fn inspect_plan_and_run_agree_on_what_is_wrong() {
+    let good = shapes::tiny_llama().contents().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("malformed.gguf");
+    for kind in all() {
+        for spoil in &kind.variants {
+            write(&path, &good, spoil);
+            let said = [&["inspect"][..], &["plan"], &["run", "--prompt", "a"]].map(|command| {
+                let output = programs::ramforge().unwrap().args(command).arg(&path).output().unwrap();
+                let said = String::from_utf8(output.stderr).unwrap();
+                assert_eq!(output.status.code(), Some(1), "{} {command:?}: {said}", kind.name);
+                assert_eq!(said.lines().filter(|line| !line.starts_with("  hint: ")).count(), 1, "{said}");
+                said
+            });
+            assert!(said[0].contains(kind.says) && said.iter().all(|other| *other == said[0]), "{said:#?}");
+        }
+    }
+}
+
+/// That the checks are needed: the native library alone aborts the process on some of these files.
+#[test]
+fn native_code_alone_aborts_on_ten_kinds() {
+    let good = shapes::tiny_llama().contents().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("malformed.gguf");
+    let aborts = |spoil: &Spoil| {
+        write(&path, &good, spoil);
+        let loaded =
+            programs::direct(&[path.to_str().unwrap(), "--prompt", "a", "-n", "1", "--threads", "1"]);
+        loaded.is_err_and(|error| error.to_string().contains("SIGABRT"))
+    };
+    let counts = all().into_iter().map(|kind| {
+        let variants = kind.variants.iter().filter(|spoil| aborts(spoil)).count();
+        (kind.name, variants)
+    });
+    let counts: Vec<_> = counts.filter(|(_, variants)| *variants > 0).collect();
+    println!("native aborts: {counts:?}");
+    assert!(counts.len() >= 10, "{counts:?}");
 }
 
 #[test]

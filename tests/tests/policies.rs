@@ -330,6 +330,16 @@ fn actions_that_make_no_sense_are_refused_with_what_to_do() {
         (&["--graph-trace-detail"], 2, "--graph-trace"),
         (&["--residency-policy", "memory-bound"], 2, "--residency-target SIZE"),
         (&["--release-layer", "99"], 1, "no tensor of layer 99"),
+        (
+            &["--release-layer", "1", "--residency-policy", "stream", "--ram", "60M"],
+            2,
+            "does not work with streaming",
+        ),
+        (
+            &["--graph-trace", "--residency-policy", "stream", "--ram", "60M"],
+            2,
+            "does not work with streaming",
+        ),
     ] {
         let (found, said) = run(more);
         assert_eq!(found, Some(code), "{more:?}: {said}");

@@ -34,23 +34,24 @@ pub fn run(args: RunArgs, terminal: &mut Terminal<'_>) -> Result<()> {
         // The worker may have died with a progress bar on the screen.
         let _ = write!(terminal.err, "\r\x1b[K");
     }
+    let said = finished.report.output.is_some();
+    let reports = args.profile || args.memory_report || args.residency_report || args.inspect_layer.is_some();
+    if said && (reports || terminal.err_is_terminal) {
+        // The text has no end of line of its own.
+        terminal.note("");
+    }
     if args.profile {
         profile(&finished.report, terminal);
     }
+    let report = &finished.report;
     if args.memory_report {
-        let mut text = Vec::new();
-        report::human::memory(&finished.report, &mut text).map_err(Terminal::cannot_write)?;
-        terminal.note(String::from_utf8_lossy(&text).trim_end());
+        terminal.note_all(|out| report::human::memory(report, out))?;
     }
     if args.residency_report {
-        let mut text = Vec::new();
-        report::residency_view::residency(&finished.report, &mut text).map_err(Terminal::cannot_write)?;
-        terminal.note(String::from_utf8_lossy(&text).trim_end());
+        terminal.note_all(|out| report::residency_view::residency(report, out))?;
     }
     if let Some(layer) = args.inspect_layer {
-        let mut text = Vec::new();
-        report::residency_view::layer(&finished.report, layer, &mut text).map_err(Terminal::cannot_write)?;
-        terminal.note(String::from_utf8_lossy(&text).trim_end());
+        terminal.note_all(|out| report::residency_view::layer(report, layer, out))?;
     }
     let written = report_file.map_or(Ok(()), |file| file.write(&finished.report));
     match (finished.error, written) {

@@ -40,6 +40,14 @@ impl Terminal<'_> {
         Error::failed("cannot write to standard output").caused_by(error)
     }
 
+    /// Writes what `write` writes to standard error.
+    pub(super) fn note_all(&mut self, write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> Result<()> {
+        let mut text = Vec::new();
+        write(&mut text).map_err(Self::cannot_write)?;
+        self.note(String::from_utf8_lossy(&text).trim_end());
+        Ok(())
+    }
+
     /// Writes a line to standard error. When that fails there is no place left to say so.
     pub(super) fn note(&mut self, line: &str) {
         let _ = writeln!(self.err, "{line}");

@@ -68,6 +68,9 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     // Before the load: a prompt that cannot be read should not cost it.
     let prompt = prompt::read(&settings.prompt, input)?;
     let (way, reason) = fit::way(backend, settings, &prompt)?;
+    if way != Way::Resident {
+        settings.residency.check_streaming()?;
+    }
 
     records.send(&Record::Loading { progress: 0.0 })?;
     let before = Process::sample(Path::new("/proc"), Which::Own)?;

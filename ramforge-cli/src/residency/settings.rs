@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::policy::Rule;
+use crate::{Error, Result};
 
 /// What a run is asked to do about its pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +30,28 @@ pub struct Settings {
     pub prefetch_bytes: Option<u64>,
     /// Trace the graph.
     pub trace: Option<TraceSettings>,
+}
+
+impl Settings {
+    /// Checks that nothing is asked for that needs the mapping as the native library made it, which streaming
+    /// rearranges, or watches the graph, which streaming does itself.
+    ///
+    /// # Errors
+    /// Names the option.
+    pub fn check_streaming(&self) -> Result<()> {
+        let asked = [
+            (self.release_mapping, "--release-mapping-pages"),
+            (!self.release_layers.is_empty(), "--release-layer"),
+            (self.prefetch_bytes.is_some(), "--residency-prefetch"),
+            (self.trace.is_some(), "--graph-trace"),
+        ];
+        match asked.iter().find(|(asked, _)| *asked) {
+            None => Ok(()),
+            Some((_, option)) => Err(Error::usage(format!("{option} does not work with streaming"))
+                .hint("add --residency-policy off (pages the weights through the kernel)")
+                .hint(format!("leave out {option}"))),
+        }
+    }
 }
 
 /// How the graph is traced.
