@@ -7,6 +7,9 @@ use crate::{Error, Result};
 
 const ACCEPTED: &str = "write a size like 8G, 8GiB, 8192M, 512MiB, 1.5G, or a plain number of bytes";
 
+/// Digits of the largest size. The parser adds one to round what has more, and may overflow.
+const MOST_DIGITS: usize = 20;
+
 /// Parses a size into bytes. Units are binary with and without the `i`, in either case; a number without
 /// a unit is bytes.
 ///
@@ -17,6 +20,9 @@ pub fn parse(text: &str) -> Result<u64> {
     let trimmed = text.trim();
     if trimmed.starts_with('-') {
         return Err(wrong("it is negative"));
+    }
+    if trimmed.bytes().filter(u8::is_ascii_digit).count() > MOST_DIGITS {
+        return Err(wrong("it has more than 20 digits"));
     }
     match Config::new().with_binary().parse_size(trimmed) {
         Ok(0) => Err(wrong("it is not even one byte")),
@@ -69,6 +75,9 @@ mod tests {
             ("0.0001K", "not even one byte"),
             ("99999999999G", "more than 2^64 - 1 bytes"),
             ("1.5.2G", "a number with an optional unit"),
+            ("18446744073709551616", "more than 2^64 - 1 bytes"),
+            ("184467440737095516155", "more than 20 digits"),
+            ("18446744073709551615.5", "more than 20 digits"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.to_string().contains(reason), "{text:?}: {error}");
