@@ -170,6 +170,25 @@ mod tests {
     }
 
     #[test]
+    fn shapes_that_cannot_be_counted() {
+        refused(
+            "tensor blk.0.attn_qkv.weight has shape [8, 8], but the metadata asks for [8, 1844674",
+            |file| {
+                for key in ["attention.head_count", "attention.head_count_kv"] {
+                    file.set(&format!("llama.{key}"), Value::U32(u32::MAX));
+                }
+                for key in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
+                    file.set(&format!("llama.{key}"), Value::U32(u32::MAX - 1));
+                }
+                for layer in 0..2 {
+                    file.find(&format!("blk.{layer}.attn_q.weight")).name =
+                        format!("blk.{layer}.attn_qkv.weight");
+                }
+            },
+        );
+    }
+
+    #[test]
     fn experts() {
         let experts = |count: u32, used: u32, groups: u32, groups_used: u32| {
             let mut file = Builder::llama();

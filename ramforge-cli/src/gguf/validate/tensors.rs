@@ -118,11 +118,11 @@ pub(super) fn shapes(facts: &Facts) -> Result<(), Error> {
         && same(&hyperparameters.head_count)
         && same(&hyperparameters.head_count_kv)
         && same(&hyperparameters.feed_forward_length);
-    for (name, tensor) in &facts.tensors {
-        let expected = match layer_part(name) {
+    for (_, tensor) in facts.model.tensors() {
+        let expected = match layer_part(&tensor.name) {
             Some(part) if layers_alike => layer_shape(part, hyperparameters),
             Some(_) => None,
-            None => outer_shape(name, hyperparameters, vocabulary),
+            None => outer_shape(&tensor.name, hyperparameters, vocabulary),
         };
         if let Some(expected) = expected {
             matches(tensor, &expected)?;
@@ -162,7 +162,8 @@ fn layer_shape(part: &str, hyperparameters: &Hyperparameters) -> Option<Expected
         "attn_k.weight" => vec![width, keys],
         "attn_v.weight" => vec![width, values],
         "attn_output.weight" => vec![queries, width],
-        "attn_qkv.weight" => vec![width, Some(queries? + keys? + values?)],
+        // No tensor is as large as what does not fit.
+        "attn_qkv.weight" => vec![width, Some(queries?.saturating_add(keys?).saturating_add(values?))],
         "ffn_gate.weight" | "ffn_up.weight" => vec![width, inner],
         "ffn_down.weight" => vec![inner, width],
         "ffn_gate_inp.weight" => vec![width, experts],
