@@ -1,7 +1,9 @@
 //! One error type: what kind it is (which decides the exit code), what was attempted, what caused it,
 //! and what the user can type next.
 
-use std::fmt;
+use std::fmt::{self, Write};
+
+use crate::gguf::steers;
 
 /// What a command returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -76,7 +78,10 @@ impl Error {
     /// One thing the user can do or type next.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hints.push(hint.into());
+        let mut escaped = Escaped(String::new());
+        // Writing to a String cannot fail.
+        let _ = escaped.write_str(&hint.into());
+        self.hints.push(escaped.0);
         self
     }
 
@@ -91,16 +96,30 @@ impl Error {
     }
 }
 
-/// The message and its causes on one line, `message: cause: cause`.
+/// The message and its causes on one line, `message: cause: cause`. They quote file names, files and templates:
+/// what would steer a terminal is escaped.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
+        let mut line = Escaped(f);
+        line.write_str(&self.message)?;
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
-            write!(f, ": {error}")?;
+            write!(line, ": {error}")?;
             cause = error.source();
         }
         Ok(())
+    }
+}
+
+/// Writes on, and escapes what would steer a terminal; a message may have lines.
+struct Escaped<W>(W);
+
+impl<W: Write> Write for Escaped<W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.chars().try_for_each(|character| match steers(character) && character != '\n' {
+            true => write!(self.0, "{}", character.escape_default()),
+            false => self.0.write_char(character),
+        })
     }
 }
 
@@ -135,5 +154,12 @@ mod tests {
         assert_eq!(error.to_string(), "cannot read model.gguf: disk on fire");
         assert_eq!(error.kind().exit_code(), 1);
         assert_eq!(error.hints(), ["put it out"]);
+    }
+
+    #[test]
+    fn neither_messages_nor_hints_can_steer_a_terminal() {
+        let error = Error::failed("a\x1b[2Jb\nc").caused_by("\u{202e}d").hint("e\x07");
+        assert_eq!(error.to_string(), "a\\u{1b}[2Jb\nc: \\u{202e}d");
+        assert_eq!(error.hints(), ["e\\u{7}"]);
     }
 }

@@ -17,7 +17,7 @@ pub fn printable(bytes: impl AsRef<[u8]>) -> String {
             line.push('…');
             break;
         }
-        if character.is_control() || is_invisible(character) {
+        if steers(character) {
             // Writing to a String cannot fail.
             let _ = write!(line, "{}", character.escape_default());
         } else {
@@ -27,10 +27,11 @@ pub fn printable(bytes: impl AsRef<[u8]>) -> String {
     line
 }
 
-/// Characters that change how the text around them is shown.
-fn is_invisible(character: char) -> bool {
-    matches!(character,
-        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+/// Whether `character` is for the terminal, or changes how the text around it is shown.
+pub fn steers(character: char) -> bool {
+    character.is_control()
+        || matches!(character,
+            '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 #[cfg(test)]
