@@ -3,6 +3,7 @@
 
 pub mod cache;
 pub mod dequantize;
+pub mod fuzz_seeds;
 pub mod gguf_reader;
 pub mod gguf_writer;
 pub mod oracle;

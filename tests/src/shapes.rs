@@ -170,7 +170,8 @@ impl ModelSpec {
         Ok(Contents { metadata, tensors })
     }
 
-    fn hyper_parameters(&self) -> Vec<(String, Value)> {
+    /// All metadata but the tokenizer's.
+    pub fn hyper_parameters(&self) -> Vec<(String, Value)> {
         let architecture = self.architecture.name();
         let mut metadata = vec![
             ("general.architecture".to_owned(), Value::String(architecture.to_owned())),
