@@ -57,7 +57,9 @@ pub struct Direct {
 /// # Errors
 /// If it is not built, cannot be started or fails.
 pub fn direct(arguments: &[&str]) -> io::Result<Direct> {
-    let output = Command::new(built("examples/direct")?).args(arguments).output()?;
+    let mut command = Command::new(built("examples/direct")?);
+    // An abort would start a debugger first, to print where it was.
+    let output = command.args(arguments).env("GGML_NO_BACKTRACE", "1").output()?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         return Err(io::Error::other(format!("direct ended with {}: {said}", output.status)));
