@@ -395,6 +395,7 @@ fn the_ledger_explains_the_peak_of_an_enforced_run() {
 fn what_decides_does_no_io() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ramforge-cli/src");
     let pure = [
+        "bench/mod.rs",
         "ledger/mod.rs",
         "report/check.rs",
         "report/diff.rs",
@@ -409,6 +410,7 @@ fn what_decides_does_no_io() {
         "residency/snapshot.rs",
         "residency/stream/mod.rs",
         "residency/stream/pages.rs",
+        "residency/stream/split.rs",
         "residency/stream/units.rs",
     ];
     let impure =
