@@ -64,6 +64,7 @@ fn run(spec: &str) -> ExitCode {
         timeout: spec.timeout_ms.map(Duration::from_millis),
         swap_limit_bytes: None,
         sizes: None,
+        stopped: std::sync::Arc::default(),
     };
     let report = Report::new(Tool::default(), Model::default(), Request::default());
     let finished = supervise(&request, report, &mut |_| ());

@@ -1,5 +1,10 @@
 //! `ramforge bench`: real runs of a small model, and figures that agree with each other.
 
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use ramforge::bench::Bench;
 use ramforge_tests::programs::ramforge;
 use ramforge_tests::{real, schema};
@@ -50,6 +55,27 @@ fn a_benchmark_measures_every_way_and_writes_what_its_schema_says() {
     for part in ["kernel paging", "all in memory", "x the limit", "same, bit for bit"] {
         assert!(text.contains(part), "{part}: {text}");
     }
+}
+
+#[test]
+fn an_interrupt_ends_the_benchmark_and_its_run() {
+    let model = real::smollm2().unwrap();
+    let mut bench = ramforge()
+        .unwrap()
+        .args(["bench", model.to_str().unwrap(), "--ram", "80M", "--tokens", "5000", "--ctx", "6000"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    if bench.try_wait().unwrap().is_some_and(|status| status.code() == Some(1)) {
+        println!("SKIP an_interrupt_ends_the_benchmark_and_its_run: no back end can enforce a budget");
+        return;
+    }
+    let asked = Instant::now();
+    kill(Pid::from_raw(bench.id().cast_signed()), Signal::SIGINT).unwrap();
+    assert_eq!(bench.wait().unwrap().code(), Some(130));
+    assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
 }
 
 #[test]

@@ -609,6 +609,20 @@ fn inspect_plan_and_run_agree_on_what_is_wrong() {
     }
 }
 
+/// Kinds on which the native library aborts. Others it refuses, or it computes or allocates without end: they are
+/// not tried.
+const ABORTS: [&str; 9] = [
+    "llama.block_count",
+    "llama.expert_count",
+    "llama.expert_used_count",
+    "llama.expert_group_count",
+    "llama.nextn_predict_layers",
+    "llama.rope.scaling.type",
+    "llama.attention.layer_norm_rms_epsilon",
+    "expert groups",
+    "same token",
+];
+
 /// That the checks are needed: the native library alone aborts the process on some of these files.
 #[test]
 fn native_code_alone_aborts_on_ten_kinds() {
@@ -621,7 +635,7 @@ fn native_code_alone_aborts_on_ten_kinds() {
             programs::direct(&[path.to_str().unwrap(), "--prompt", "a", "-n", "1", "--threads", "1"]);
         loaded.is_err_and(|error| error.to_string().contains("SIGABRT"))
     };
-    let counts = all().into_iter().map(|kind| {
+    let counts = all().into_iter().filter(|kind| ABORTS.contains(&kind.name)).map(|kind| {
         let variants = kind.variants.iter().filter(|spoil| aborts(spoil)).count();
         (kind.name, variants)
     });

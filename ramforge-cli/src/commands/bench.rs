@@ -1,7 +1,7 @@
 //! `ramforge bench`: runs of `ramforge run`, in turn, and the disk between them.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,18 +10,21 @@ use forge_core::Threads;
 use forge_core::spawn::{Setup, spawn};
 use forge_core::staging::{direct_reader, measure_bandwidth};
 use indicatif::{ProgressBar, ProgressStyle};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::bench::{Bench, Measured, Request, Subject, Way};
 use crate::cli::BenchArgs;
-use crate::commands::Terminal;
 use crate::commands::run::tool;
+use crate::commands::{Terminal, interrupt};
 use crate::engine::BATCH_TOKENS;
 use crate::gguf::Model;
 use crate::report::{Report, RunResult};
 use crate::residency::stream::Means;
 use crate::supervisor::readiness;
 use crate::{Error, ErrorKind, Result};
+
+/// How often a run that goes on is looked at.
+const POLL_TIME: Duration = Duration::from_millis(20);
 
 /// How long the disk is read in a round.
 const DISK_TIME: Duration = Duration::from_secs(1);
@@ -32,11 +35,7 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal<'_>) -> Result<()> {
     let folder = tempfile::tempdir().map_err(|error| {
         Error::failed("cannot make a folder for the reports of the runs").caused_by(error)
     })?;
-    let stopped = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&stopped))
-            .map_err(|error| Error::failed("cannot listen to signals").caused_by(error))?;
-    }
+    let stopped = interrupt::flag()?;
     let runs = Runs { args, exe: &terminal.exe, report: folder.path().join("report.json"), stopped };
     let bench = runs.rounds(&model, terminal.err_is_terminal)?;
     if let Some(path) = &args.json {
@@ -150,7 +149,7 @@ impl Runs<'_> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let failed = |error: std::io::Error| Error::failed("cannot start a run").caused_by(error);
         let setup = Setup { die_with_parent: true, ..Setup::default() };
-        spawn(command, &setup).and_then(|mut child| child.wait()).map_err(failed)?;
+        spawn(command, &setup).and_then(|child| self.wait(child)).map_err(failed)?;
         let text = std::fs::read(&self.report)
             .map_err(|error| Error::failed("a run left no report").caused_by(error))?;
         let report: Report = serde_json::from_slice(&text)
@@ -159,6 +158,20 @@ impl Runs<'_> {
             return Err(Error::new(ErrorKind::Interrupted, "interrupted"));
         }
         Ok(report)
+    }
+
+    /// Waits for a run, and passes an interrupt on to it.
+    fn wait(&self, mut run: Child) -> std::io::Result<()> {
+        let mut passed_on = false;
+        while run.try_wait()?.is_none() {
+            if self.stopped.load(Ordering::Relaxed) && !passed_on {
+                passed_on = true;
+                // If it has just ended, that is seen next.
+                let _ = kill_process(Pid::from_child(&run), Signal::INT);
+            }
+            std::thread::sleep(POLL_TIME);
+        }
+        Ok(())
     }
 
     /// Adds a measurement of the disk to `rounds`.

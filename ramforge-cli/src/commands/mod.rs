@@ -5,6 +5,7 @@ mod bench;
 mod completions;
 mod doctor;
 mod inspect;
+mod interrupt;
 mod plan;
 mod progress;
 mod report;

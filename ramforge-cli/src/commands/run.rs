@@ -1,12 +1,14 @@
 //! `ramforge run`: options to settings, a supervised worker, and what is said about it.
 
 use std::ffi::OsString;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use forge_core::Threads;
 
 use crate::cli::RunArgs;
-use crate::commands::Terminal;
 use crate::commands::admission::admit;
+use crate::commands::{Terminal, interrupt};
 use crate::engine::{Policy, PromptSource, Sampling, Settings};
 use crate::gguf::{Model, printable};
 use crate::ledger;
@@ -15,7 +17,7 @@ use crate::report::{self, Outcome, Report};
 use crate::residency;
 use crate::size::exact;
 use crate::supervisor::{self, EnforceRequest, Finished, LogLevel, Record, Request, worker};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 pub fn run(args: RunArgs, terminal: &mut Terminal<'_>) -> Result<()> {
     let prompt = prompt_source(&args, terminal)?;
@@ -25,8 +27,10 @@ pub fn run(args: RunArgs, terminal: &mut Terminal<'_>) -> Result<()> {
     let mut report = Report::new(tool(), report::Model::default(), request(&args));
     report.model.path = args.model.display().to_string();
 
+    // Sizing a run takes a moment in which nothing is supervised yet.
+    let stopped = interrupt::flag()?;
     let mut finished = match Model::open(&args.model) {
-        Ok(model) => supervised(&args, prompt, &model, report, terminal),
+        Ok(model) => supervised(&args, prompt, &model, report, stopped, terminal),
         Err(error) => not_started(report, error),
     };
     ledger::complete(&mut finished.report);
@@ -164,6 +168,7 @@ fn supervised(
     prompt: PromptSource,
     model: &Model,
     mut report: Report,
+    stopped: Arc<AtomicBool>,
     terminal: &mut Terminal<'_>,
 ) -> Finished {
     let files: Vec<_> = model.files().iter().map(|file| file.path.clone()).collect();
@@ -208,6 +213,9 @@ fn supervised(
         Err(error) => return not_started(report, error),
     };
     report.admission = Some(admitted.admission);
+    if stopped.load(Ordering::Relaxed) {
+        return not_started(report, Error::new(ErrorKind::Interrupted, "interrupted"));
+    }
     if let Some(refused) = admitted.refused {
         return not_started(report, refused);
     }
@@ -231,6 +239,7 @@ fn supervised(
         timeout: args.enforce_timeout,
         swap_limit_bytes: args.swap_limit.0,
         sizes: Some(admitted.sizes),
+        stopped,
     };
     let verbose = args.verbose;
     supervisor::supervise(&request, report, &mut |record| match record {

@@ -2,16 +2,14 @@
 
 use std::io::stdin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use forge_core::native_log::{self, Level, Message};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::commands::Terminal;
+use crate::Result;
 use crate::commands::progress::Bars;
+use crate::commands::{Terminal, interrupt};
 use crate::engine::{Settings, Surroundings, run};
 use crate::supervisor::{LogLevel, Record, RecordSink, worker};
-use crate::{Error, Result};
 
 pub fn worker(channel: &str, terminal: &mut Terminal<'_>) -> Result<()> {
     let (records, settings): (RecordSink, Settings) = worker::attach(channel)?;
@@ -24,11 +22,7 @@ pub fn worker(channel: &str, terminal: &mut Terminal<'_>) -> Result<()> {
 }
 
 fn work(settings: &Settings, records: &RecordSink, terminal: &mut Terminal<'_>) -> Result<()> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&stop))
-            .map_err(|error| Error::failed("cannot listen to signals").caused_by(error))?;
-    }
+    let stop = interrupt::flag()?;
     report_native_log(settings.verbose, records.clone());
     let surroundings = Surroundings {
         input: &mut stdin().lock(),

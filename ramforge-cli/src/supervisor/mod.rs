@@ -33,6 +33,8 @@ use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -96,6 +98,8 @@ pub struct Request {
     pub swap_limit_bytes: Option<u64>,
     /// The sizes known before the load, to explain a kill for memory; the worker's own replace them.
     pub sizes: Option<Sizes>,
+    /// Set when a signal to stop has arrived before the run is supervised.
+    pub stopped: Arc<AtomicBool>,
 }
 
 /// A run that has ended.
@@ -186,6 +190,9 @@ impl Run {
         let failed = |error: io::Error| Error::failed("cannot start the worker").caused_by(error);
         let (sender, events) = mpsc::channel();
         let signals = listen_to_signals(sender.clone()).map_err(failed)?;
+        if request.stopped.load(Ordering::Relaxed) {
+            let _ = sender.send(Event::Signal(SIGINT));
+        }
         if request.enforcement.is_some() {
             report.enforcement.page_cache = Some(page_cache::drop_pages(&request.model_files));
         }
