@@ -388,8 +388,10 @@ fn an_interrupt_at_any_moment_ends_a_streamed_run_within_two_seconds() {
     let test = "an_interrupt_at_any_moment_ends_a_streamed_run_within_two_seconds";
     let Some(kernel) = kernel(test) else { return };
     let model = OwnModel::copy(&real::smollm2().unwrap());
-    for moment in [50, 120, 200, 300, 450, 700, 1100] {
+    for moment in [0, 50, 120, 200, 300, 450, 700, 1100] {
         let running = long(model.path()).limited(SMALLER_THAN_THE_WEIGHTS).start();
+        // Before it listens there is nothing to end.
+        wait_for("the command to listen", || running.catches(Signal::SIGINT));
         thread::sleep(Duration::from_millis(moment));
         let asked = Instant::now();
         running.signal(Signal::SIGINT);

@@ -91,6 +91,14 @@ impl Running {
         kill(Pid::from_raw(self.pid().cast_signed()), signal).unwrap();
     }
 
+    /// Whether the command has a handler for the signal.
+    pub fn catches(&self, signal: Signal) -> bool {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        caught.is_some_and(|mask| mask >> (signal as i32 - 1) & 1 == 1)
+    }
+
     /// Waits for the first byte of the text.
     pub fn first_output(&mut self) -> u8 {
         let mut byte = [0];
