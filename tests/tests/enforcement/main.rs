@@ -21,6 +21,9 @@ use serde_json::Value;
 /// SmolLM2's weights are 94 MiB: in this budget they cannot all be in memory.
 const SMALLER_THAN_THE_WEIGHTS: u64 = 64;
 
+/// Smaller too, with room to stream through a context of 1024 tokens.
+const ROOM_TO_STREAM: u64 = 90;
+
 /// Room for everything.
 const AMPLE: u64 = 512;
 
@@ -371,7 +374,7 @@ fn a_model_that_shrinks_under_the_run_is_explained() {
 fn a_streamed_model_that_shrinks_ends_within_two_seconds() {
     let Some(kernel) = kernel("a_streamed_model_that_shrinks_ends_within_two_seconds") else { return };
     let model = OwnModel::copy(&real::smollm2().unwrap());
-    let mut running = long(model.path()).limited(SMALLER_THAN_THE_WEIGHTS).start();
+    let mut running = long(model.path()).streamed(ROOM_TO_STREAM).start();
     running.first_output();
     let shrunk = Instant::now();
     model.shrink(model.bytes() / 2);
@@ -389,7 +392,7 @@ fn an_interrupt_at_any_moment_ends_a_streamed_run_within_two_seconds() {
     let Some(kernel) = kernel(test) else { return };
     let model = OwnModel::copy(&real::smollm2().unwrap());
     for moment in [0, 50, 120, 200, 300, 450, 700, 1100] {
-        let running = long(model.path()).limited(SMALLER_THAN_THE_WEIGHTS).start();
+        let running = long(model.path()).streamed(ROOM_TO_STREAM).start();
         // Before it listens there is nothing to end.
         wait_for("the command to listen", || running.catches(Signal::SIGINT));
         thread::sleep(Duration::from_millis(moment));

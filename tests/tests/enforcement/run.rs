@@ -60,6 +60,12 @@ impl Run {
         self
     }
 
+    /// In a budget of so many MiB, streamed.
+    pub fn streamed(mut self, mib: u64) -> Self {
+        self.command.args(["--residency-policy", "stream", "--enforce-ram", "--ram", &format!("{mib}M")]);
+        self.reported()
+    }
+
     pub fn reported(mut self) -> Self {
         self.command.arg("--residency-report-json").arg(self.folder.path().join("report.json"));
         self
