@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Runs `check`, in which no more than `bytes` bytes may be allocated at any time.
-pub fn bounded(bytes: usize, check: impl FnOnce()) {
+/// What `work` returns; no more than `bytes` bytes may be allocated in it at any time.
+pub fn bounded<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     MOST.store(LIVE.load(Relaxed).saturating_add(bytes), Relaxed);
-    check();
+    let result = work();
     MOST.store(usize::MAX, Relaxed);
+    result
 }
 
 fn take(bytes: usize) {

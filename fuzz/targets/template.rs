@@ -1,36 +1,49 @@
 //! A chat template of a model, and what it is rendered with.
 //!
 //! The input is the template's text and the messages, each behind a byte 0x1e: a letter for the role and the
-//! text.
+//! text. What a template can do to the process that renders it is done to a process of its own, as `ramforge run`
+//! has it: `RAMFORGE` is the program.
 #![no_main]
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use libfuzzer_sys::{Corpus, fuzz_target};
-use ramforge::engine::{Message, Template};
+use ramforge::engine::{Message, Role, Template};
+use ramforge::rendering::{self, Conversation};
 use ramforge_fuzz::{assert_printable, bounded};
 
-/// What a template may cost: more than the renderer allows, which looks every few milliseconds.
+/// What a template may cost: text for each of its steps, some of it several times.
 const MOST_BYTES: usize = 512 << 20;
 /// What a template may say: 64 bytes for each of its steps, and what it writes itself.
 const MOST_OUTPUT: usize = 16 << 20;
+/// How long the process may take, on a machine that is busy with something else.
+const MOST_TIME: Duration = Duration::from_secs(20);
 
 const SEPARATOR: char = '\x1e';
-
-/// Whether a template has been given up. It goes on in its thread, and would count against the inputs that
-/// come after it.
-static GIVEN_UP: AtomicBool = AtomicBool::new(false);
 
 fuzz_target!(|input: &str| -> Corpus {
     let mut parts = input.split(SEPARATOR);
     let template = parts.next().unwrap_or_default().to_owned();
     let messages: Option<Vec<Message>> = parts.map(message).collect();
-    let Some(messages) = messages.filter(|_| !only_the_watch_stops(&template)) else {
+    let Some(messages) = messages else {
         return Corpus::Reject;
     };
-    match GIVEN_UP.load(Relaxed) {
-        false => bounded(MOST_BYTES, || check(template, &messages)),
-        true => check(template, &messages),
+    let (bos, eos) = ("<s>".to_owned(), "</s>".to_owned());
+    let rendered = if needs_a_process(&template) {
+        let program = std::env::var_os("RAMFORGE").expect("RAMFORGE is the program");
+        let started = Instant::now();
+        let rendered = rendering::render(Path::new(&program), &Conversation { template, messages, bos, eos });
+        assert!(started.elapsed() < MOST_TIME, "{:?}", started.elapsed());
+        rendered
+    } else {
+        bounded(MOST_BYTES, || {
+            Template::parse(template).and_then(|template| template.render(&messages, &bos, &eos))
+        })
+    };
+    match rendered {
+        Ok(text) => assert!(text.len() <= MOST_OUTPUT, "{} bytes", text.len()),
+        Err(error) => assert_printable(&error.to_string()),
     }
     Corpus::Keep
 });
@@ -38,32 +51,17 @@ fuzz_target!(|input: &str| -> Corpus {
 fn message(part: &str) -> Option<Message> {
     let mut characters = part.chars();
     let role = match characters.next()? {
-        's' => "system",
-        'u' => "user",
-        'a' => "assistant",
+        's' => Role::System,
+        'u' => Role::User,
+        'a' => Role::Assistant,
         _ => return None,
     };
     Some(Message { role, content: characters.as_str().to_owned() })
 }
 
-/// Whether `template` may do what is stopped by the clock, or by the end of the process, and so would end the
-/// fuzzing: work on large numbers, and lists in lists without end, which take a namespace to build. The tests
-/// beside the renderer have such templates.
-fn only_the_watch_stops(template: &str) -> bool {
+/// Whether `template` may do what no number of steps bounds: work on large numbers, and values in values without
+/// end, which take a namespace to build.
+fn needs_a_process(template: &str) -> bool {
     let digits = template.split(|character: char| !character.is_ascii_digit()).map(str::len);
     template.contains("namespace") || digits.max() > Some(4) || template.matches('*').count() > 1
-}
-
-fn check(template: String, messages: &[Message]) {
-    let rendered = Template::parse(template).and_then(|template| template.render(messages, "<s>", "</s>"));
-    match rendered {
-        Ok(text) => assert!(text.len() <= MOST_OUTPUT, "{} bytes", text.len()),
-        Err(error) => {
-            let error = error.to_string();
-            assert_printable(&error);
-            if error.contains("does not come to an end") || error.contains("too much memory") {
-                GIVEN_UP.store(true, Relaxed);
-            }
-        }
-    }
 }

@@ -2,6 +2,7 @@
 //! and what the user can type next.
 
 use std::fmt::{self, Write};
+use std::path::Path;
 
 use crate::gguf::steers;
 
@@ -72,6 +73,13 @@ impl Error {
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());
+        self
+    }
+
+    /// Says that this is about the file at `path`.
+    #[must_use]
+    pub fn in_file(mut self, path: &Path) -> Self {
+        self.message = format!("{}: {}", path.display(), self.message);
         self
     }
 

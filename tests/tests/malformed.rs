@@ -644,6 +644,50 @@ fn native_code_alone_aborts_on_ten_kinds() {
     assert!(counts.len() >= 10, "{counts:?}");
 }
 
+/// A chat template is run, so what it does without end is stopped.
+#[test]
+fn a_chat_template_without_end_is_stopped() {
+    // `changes` to a variable that keeps its value from one turn of a loop to the next.
+    let many_times = |changes: &str, then: &str| {
+        format!(
+            "{{% set ns = namespace(x='12345678', y=[1], z=[1]) %}}{{% for a in range(40) %}}{changes}\
+             {{% endfor %}}{{{{ {then} }}}}"
+        )
+    };
+    let endless = "does not come to an end";
+    let too_much = "takes too much memory, or puts values into values without end";
+    let templates = [
+        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}".to_owned(), "recursion limit"),
+        (many_times("{% for b in range(99999) %}{{ b }}{% endfor %}", "1"), "fuel"),
+        (many_times("{% set ns.x = ns.x ~ ns.x %}", "ns.x"), "fuel"),
+        (many_times("{% set ns.y = [ns.y, ns.y] %}{% set ns.z = [ns.z, ns.z] %}", "ns.y == ns.z"), endless),
+        ("{{ 'x' * 1000000000 }}".to_owned(), "fuel"),
+        ("{{ '{:1000000000}'.format(1) }}".to_owned(), too_much),
+        ("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".to_owned(), too_much),
+        (
+            "{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns == ns.x[0] }}{{ ns ~ '' }}".to_owned(),
+            too_much,
+        ),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("template.gguf");
+    for (template, says) in templates {
+        let mut contents = shapes::tiny_llama().contents().unwrap();
+        set(&mut contents, "tokenizer.chat_template", text(&template));
+        contents.write(&path, Data::Sparse).unwrap();
+        let started = Instant::now();
+        let run = ["run", path.to_str().unwrap(), "--chat", "--prompt", "a", "-n", "1"];
+        let output = programs::ramforge().unwrap().args(run).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{template}: {said}");
+        for words in [says, "tokenizer.chat_template", "template.gguf", "leave out --chat"] {
+            assert!(said.contains(words), "{template}: {words} is not in {said}");
+        }
+        // One without end takes all the time there is.
+        assert!(started.elapsed() < Duration::from_secs(20), "{template}: {:?}", started.elapsed());
+    }
+}
+
 #[test]
 fn a_file_cut_at_fifty_places_is_refused() {
     let good = shapes::tiny_gptneox().contents().unwrap();

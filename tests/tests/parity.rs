@@ -140,7 +140,7 @@ fn real_models_write_sense_in_both_layouts() {
     assert_eq!(refused.status.code(), Some(1));
     assert!(refused.stdout.is_empty());
     let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(said.contains("error: the model has no chat template"), "{said}");
+    assert_eq!(said.matches("error: the model has no chat template").count(), 1, "{said}");
 }
 
 #[test]

@@ -54,6 +54,9 @@ pub enum Command {
     /// Asks the native library for sizes, for `plan` and `run`.
     #[command(hide = true)]
     Sizing(HiddenArgs),
+    /// Renders the model's chat template.
+    #[command(hide = true)]
+    Rendering,
     /// Cleans up after a supervisor that was killed.
     #[command(hide = true)]
     Guardian(HiddenArgs),

@@ -16,6 +16,8 @@ mod terminal;
 mod version;
 mod worker;
 
+use std::io::stdin;
+
 use crate::cli::{Cli, Command};
 use crate::{Result, supervisor};
 
@@ -38,6 +40,7 @@ pub fn execute(cli: Cli, terminal: &mut Terminal<'_>) -> Result<()> {
         Command::Completions(args) => completions::completions(&args, terminal),
         Command::Worker(args) => worker::worker(&args.channel, terminal),
         Command::Sizing(args) => sizing::sizing(&args.channel, terminal),
+        Command::Rendering => crate::rendering::run(&mut stdin().lock(), terminal.out),
         Command::Guardian(args) => supervisor::guardian::run(&args.channel),
         Command::Scope(args) => match supervisor::scope::enter(&args.channel)? {},
     }

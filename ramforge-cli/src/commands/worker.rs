@@ -13,12 +13,11 @@ use crate::supervisor::{LogLevel, Record, RecordSink, worker};
 
 pub fn worker(channel: &str, terminal: &mut Terminal<'_>) -> Result<()> {
     let (records, settings): (RecordSink, Settings) = worker::attach(channel)?;
-    let result = work(&settings, &records, terminal);
-    if let Err(error) = &result {
-        // The supervisor prints it; when it is gone, nobody is left to tell.
-        let _ = records.send_error(error);
+    match work(&settings, &records, terminal) {
+        // The supervisor has it then, and prints it.
+        Err(error) => records.send_error(&error).map_err(|_| error),
+        Ok(()) => Ok(()),
     }
-    result
 }
 
 fn work(settings: &Settings, records: &RecordSink, terminal: &mut Terminal<'_>) -> Result<()> {

@@ -12,7 +12,8 @@ mod session;
 mod settings;
 mod text;
 
-pub use chat::{Message, Template};
+pub(crate) use chat::cannot as cannot_use_template;
+pub use chat::{Message, Role, Template};
 pub use device::require_cpu;
 pub use generate::{Generated, StopReason};
 pub(crate) use session::{BATCH_TOKENS, context_params};

@@ -1,12 +1,16 @@
 //! The prompt: where it comes from, and what the model reads of it.
 
 use std::io::Read;
+use std::path::Path;
 
 use forge_core::{Model, Token, Vocab};
 
-use crate::engine::chat::{Message, Template};
-use crate::engine::{PromptSource, Settings};
+use crate::engine::{Message, PromptSource, Role, Settings};
+use crate::rendering::{self, Conversation};
 use crate::{Error, Result};
+
+/// The running program, also when its file has been replaced in the meantime.
+const OWN_EXECUTABLE: &str = "/proc/self/exe";
 
 /// Reads the prompt's text.
 pub fn read(source: &PromptSource, input: &mut dyn Read) -> Result<String> {
@@ -56,13 +60,16 @@ fn conversation(settings: &Settings, model: &Model, prompt: &str) -> Result<(Str
     })?;
     let mut messages = Vec::new();
     if let Some(system) = &settings.system {
-        messages.push(Message { role: "system", content: system.clone() });
+        messages.push(Message { role: Role::System, content: system.clone() });
     }
-    messages.push(Message { role: "user", content: prompt.to_owned() });
+    messages.push(Message { role: Role::User, content: prompt.to_owned() });
     let vocab = model.vocab();
     let bos = token_text(vocab, vocab.bos())?;
     let eos = token_text(vocab, vocab.eos())?;
-    let text = Template::parse(template)?.render(&messages, &bos, &eos)?;
+    let conversation = Conversation { template, messages, bos, eos };
+    let text = rendering::render(Path::new(OWN_EXECUTABLE), &conversation)
+        .map_err(|error| settings.files.iter().take(1).fold(error, |error, file| error.in_file(file)))?;
+    let bos = conversation.bos;
     let has_bos = !bos.is_empty() && text.starts_with(&bos);
     Ok((text, has_bos))
 }
