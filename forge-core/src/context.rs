@@ -321,6 +321,15 @@ impl<'model> Context<'model> {
         }
     }
 
+    /// Has the observer come to the state that it would come to after many batches, so that the next ones show what
+    /// the later ones cost. For measurements. `go_on` is asked now and then; `false` gives up.
+    ///
+    /// # Errors
+    /// What keeps the observer from that; [`ErrorKind::Cancelled`] when it was given up.
+    pub fn settle(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<()> {
+        self.hook_mut().map_or(Ok(()), |hook| hook.settle(go_on))
+    }
+
     fn hook_mut(&mut self) -> Option<&mut Hook<'model>> {
         // SAFETY: the hook lives as long as the context; native code uses it during a decode only, which
         // borrows the context as this does.

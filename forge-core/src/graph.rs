@@ -110,6 +110,16 @@ pub trait Observer: Send {
     /// # Errors
     /// What made the observer stop the decode.
     fn end(&mut self) -> Result<()>;
+
+    /// Comes to the state that it would come to after many batches; called between two. `go_on` is asked now and
+    /// then.
+    ///
+    /// # Errors
+    /// What keeps it from that.
+    fn settle(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<()> {
+        let _ = go_on;
+        Ok(())
+    }
 }
 
 /// The observer of a context, at an address that native code keeps.
@@ -131,6 +141,10 @@ impl<'model> Hook<'model> {
     pub(crate) fn begin(&mut self, tokens: usize) -> Result<()> {
         self.stopped = false;
         self.observer.as_mut().map_or(Ok(()), |observer| observer.begin(tokens))
+    }
+
+    pub(crate) fn settle(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<()> {
+        self.observer.as_mut().map_or(Ok(()), |observer| observer.settle(go_on))
     }
 
     pub(crate) fn end(&mut self) -> Result<()> {

@@ -11,6 +11,7 @@
 //! therefore slow, not wrong.
 
 mod bandwidth;
+mod kept;
 mod memory;
 mod pin;
 mod plan;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use super::kept::ALIGNMENT;
 use super::memory::Anonymous;
 use super::plan::Region;
 use super::reader::{ReadAt, Target};
@@ -12,9 +13,6 @@ use super::reader::{ReadAt, Target};
 /// Most bytes pinned in one piece: pages that are not laid over the mapping yet count double against nothing,
 /// but a failed read gives this much back.
 const PIECE_BYTES: usize = 16 << 20;
-
-/// Alignment that lets pages move in whole page tables, and be huge.
-const ALIGNMENT: usize = 2 << 20;
 
 /// Reads `regions` into anonymous memory and lays it over the mapping, with `readers` threads. `progress` is
 /// called on this thread with the bytes pinned so far; `false` gives up.

@@ -73,8 +73,11 @@ impl Unit {
 pub struct StreamPlan {
     /// The model's files.
     pub files: Vec<PathBuf>,
-    /// Pages kept in anonymous memory.
+    /// Pages kept in anonymous memory from the start.
     pub pinned: Vec<Region>,
+    /// What is kept in anonymous memory once it has been read for the computation. Before there is memory for
+    /// it, it is streamed. No single rows are read of it.
+    pub kept: Vec<Unit>,
     /// Pages that are read one by one through the mapping, without readahead, and dropped after each pass.
     pub rows: Vec<Region>,
     /// What is read in every pass.
@@ -90,9 +93,14 @@ pub struct StreamPlan {
 }
 
 impl StreamPlan {
-    /// Bytes pinned.
+    /// Bytes pinned from the start.
     pub fn pinned_bytes(&self) -> usize {
         self.pinned.iter().map(|region| region.bytes).sum()
+    }
+
+    /// What is read in every pass, and after it what is kept.
+    pub(super) fn all_units(&self) -> Vec<Unit> {
+        self.units.iter().chain(&self.kept).cloned().collect()
     }
 
     /// Bytes read in every pass.
@@ -108,6 +116,9 @@ impl StreamPlan {
         }
         if self.readers == 0 || self.read_bytes < self.block_bytes {
             return wrong("has no readers, or reads smaller than a block");
+        }
+        if self.kept.iter().any(|unit| unit.rows) {
+            return wrong("keeps units of which rows are read");
         }
         let regions = self.regions();
         let aligned = |region: &Region| {
@@ -131,8 +142,8 @@ impl StreamPlan {
 
     /// Every region there is.
     pub(super) fn regions(&self) -> Vec<Region> {
-        let streamed = self.units.iter().flat_map(|unit| &unit.regions);
-        self.pinned.iter().chain(&self.rows).chain(streamed).copied().collect()
+        let units = self.units.iter().chain(&self.kept).flat_map(|unit| &unit.regions);
+        self.pinned.iter().chain(&self.rows).chain(units).copied().collect()
     }
 }
 
@@ -149,6 +160,7 @@ mod tests {
         StreamPlan {
             files: vec!["m.gguf".into()],
             pinned,
+            kept: Vec::new(),
             rows: Vec::new(),
             units: Vec::new(),
             block_bytes: 1 << 21,
@@ -168,6 +180,10 @@ mod tests {
         assert!(plan(vec![region(usize::MAX - 4095, 4096)]).check().is_err());
         assert!(StreamPlan { block_bytes: 12288, ..plan(vec![]) }.check().is_err());
         assert!(StreamPlan { readers: 0, ..plan(vec![]) }.check().is_err());
+        let unit = |rows| Unit { regions: vec![region(0, 4096)], tensors: Vec::new(), rows };
+        assert!(StreamPlan { kept: vec![unit(false)], ..plan(vec![]) }.check().is_ok());
+        assert!(StreamPlan { kept: vec![unit(false)], ..plan(vec![region(0, 4096)]) }.check().is_err());
+        assert!(StreamPlan { kept: vec![unit(true)], ..plan(vec![]) }.check().is_err());
     }
 
     proptest! {

@@ -2,33 +2,42 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::kept::{Home, Own, yield_to_others};
 use super::memory::Anonymous;
-use super::plan::{Region, StreamPlan};
+use super::plan::{Region, StreamPlan, Unit};
 use super::reader::{ReadAt, Target};
 
-/// A unit's pages in blocks of the pool.
+/// A unit's pages, read.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    /// Each piece of the unit, and where in the pool it is.
+    /// Each piece of the unit, and where it was read to; none when the unit was in memory.
     pub(super) pieces: Vec<Placed>,
+    /// The unit's own memory, if it was not read to blocks of the pool.
+    own: Option<Own>,
 }
 
-/// A piece of a unit in a block.
+/// A piece of a unit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placed {
     /// The pages and where they belong.
     pub(super) region: Region,
-    /// Where they are in the pool.
+    /// Where they were read to.
     pub(super) source: usize,
-    block: usize,
+    /// The block of the pool they are in.
+    block: Option<usize>,
 }
 
 impl Loaded {
+    /// Whether the unit stays where it is laid.
+    pub(super) const fn stays(&self) -> bool {
+        self.own.is_some()
+    }
+
     /// The pieces, joined where both the pages and the places in the pool follow each other: moving pages costs by
     /// the call, not by the page.
     pub(super) fn runs(&self) -> Vec<(Region, usize)> {
@@ -66,7 +75,7 @@ impl FreeBlocks {
     }
 
     fn give_back(&mut self, pieces: &[Placed]) {
-        self.free.extend(pieces.iter().map(|piece| piece.block));
+        self.free.extend(pieces.iter().filter_map(|piece| piece.block));
     }
 }
 
@@ -76,6 +85,8 @@ struct Load {
     /// Which, counted from the start and across passes.
     number: u64,
     pieces: Vec<Placed>,
+    /// Where it is read to, if not to the pool.
+    own: Option<Own>,
     /// Pieces handed to readers.
     issued: usize,
     /// Pieces that have arrived.
@@ -86,6 +97,8 @@ struct Load {
 #[derive(Debug)]
 struct State {
     free: FreeBlocks,
+    /// Where each unit is, in order of use.
+    homes: Vec<Home>,
     /// Units being read or waiting to be used, in order.
     loads: VecDeque<Load>,
     /// The number of the next unit to begin reading.
@@ -106,17 +119,23 @@ struct Shared {
     arrived: Condvar,
     /// The pieces of each unit, in order of use.
     units: Vec<Vec<Region>>,
+    /// The units that are to stay, by their position in the order of use.
+    kept: Vec<(usize, Unit)>,
+    /// No more memory is to be made ready for units.
+    provided: AtomicBool,
     reader: Arc<dyn ReadAt>,
     pool: Anonymous,
     block_bytes: usize,
     read_bytes: usize,
     bytes_read: Arc<AtomicU64>,
+    bytes_kept: Arc<AtomicU64>,
 }
 
 /// The pool with its readers.
 pub(super) struct Queue {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    provider: Option<JoinHandle<()>>,
 }
 
 /// What a reader does next.
@@ -128,18 +147,22 @@ struct Job {
 }
 
 impl Queue {
-    /// Starts reading `units`, the plan's in order of use, over and over.
+    /// Starts reading the plan's units in `order`, those that stay after the others, over and over.
     pub(super) fn start(plan: &StreamPlan, order: &[usize], reader: Arc<dyn ReadAt>) -> io::Result<Self> {
         let pool = Anonymous::map(plan.blocks * plan.block_bytes, 0, plan.block_bytes)?;
         pool.advise_huge();
         pool.populate()?;
+        let units = plan.all_units();
         let pieces = |&unit: &usize| {
-            let regions = &plan.units[unit].regions;
+            let regions = &units[unit].regions;
             regions.iter().flat_map(|region| region.pieces(plan.block_bytes)).collect()
         };
+        let stays = |&(_, &unit): &(usize, &usize)| unit >= plan.units.len();
+        let kept = order.iter().enumerate().filter(stays);
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 free: FreeBlocks { free: (0..plan.blocks).collect(), next: 0 },
+                homes: order.iter().map(|_| Home::Disk).collect(),
                 loads: VecDeque::new(),
                 next: 0,
                 under_way: 0,
@@ -150,13 +173,16 @@ impl Queue {
             work: Condvar::new(),
             arrived: Condvar::new(),
             units: order.iter().map(pieces).collect(),
+            kept: kept.map(|(position, &unit)| (position, units[unit].clone())).collect(),
+            provided: AtomicBool::new(false),
             reader,
             pool,
             block_bytes: plan.block_bytes,
             read_bytes: plan.read_bytes,
             bytes_read: Arc::default(),
+            bytes_kept: Arc::default(),
         });
-        let mut queue = Self { shared, threads: Vec::new() };
+        let mut queue = Self { shared, threads: Vec::new(), provider: None };
         if order.is_empty() {
             return Ok(queue);
         }
@@ -165,12 +191,15 @@ impl Queue {
             let name = format!("reader-{index}");
             queue.threads.push(thread::Builder::new().name(name).spawn(move || shared.read_until_stopped())?);
         }
+        let shared = Arc::clone(&queue.shared);
+        let name = "memory-provider".to_owned();
+        queue.provider = Some(thread::Builder::new().name(name).spawn(move || shared.provide())?);
         Ok(queue)
     }
 
     /// Takes the next unit, which must be `number`, if it has arrived.
     pub(super) fn try_take(&self, number: u64) -> io::Result<Option<Loaded>> {
-        take(&mut self.shared.lock(), number)
+        self.shared.take(&mut self.shared.lock(), number)
     }
 
     /// Takes the next unit, which must be `number`, waiting for it; returns how long that took.
@@ -178,7 +207,7 @@ impl Queue {
         let started = Instant::now();
         let mut state = self.shared.lock();
         loop {
-            if let Some(loaded) = take(&mut state, number)? {
+            if let Some(loaded) = self.shared.take(&mut state, number)? {
                 return Ok((loaded, started.elapsed()));
             }
             state = self.shared.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -196,19 +225,53 @@ impl Queue {
     /// Forgets what was read ahead and starts again with the first unit as `number`: after a pass that did
     /// not come to its end.
     pub(super) fn restart(&self, number: u64) {
+        self.shared.forget(number).paused = false;
+        self.shared.work.notify_all();
+    }
+
+    /// What is to stay and is not in memory yet, for the caller to bring there while nothing computes: the next
+    /// unit is `number`. Nothing is read until [`Queue::resume`].
+    pub(super) fn missing(&mut self, number: u64) -> Vec<Region> {
+        self.end_provider();
+        let mut state = self.shared.forget(number);
+        let mut missing = Vec::new();
+        for (position, unit) in &self.shared.kept {
+            let home = &mut state.homes[*position];
+            if !matches!(home, Home::Memory) {
+                // Its memory, if it has some, would be one too many.
+                *home = Home::Disk;
+                missing.extend_from_slice(&unit.regions);
+            }
+        }
+        missing
+    }
+
+    /// Goes on after [`Queue::missing`], of which all or nothing `stays` now.
+    pub(super) fn resume(&self, stays: bool) {
         let mut state = self.shared.lock();
-        state.paused = true;
-        while state.under_way > 0 {
-            state = self.shared.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+        for (position, _) in self.shared.kept.iter().filter(|_| stays) {
+            state.homes[*position] = Home::Memory;
         }
-        let State { free, loads, .. } = &mut *state;
-        for load in loads.drain(..) {
-            free.give_back(&load.pieces);
+        if stays {
+            let bytes = self.shared.kept.iter().map(|(_, unit)| unit.bytes() as u64).sum();
+            self.shared.bytes_kept.store(bytes, Ordering::Relaxed);
         }
-        state.next = number;
         state.paused = false;
         drop(state);
         self.shared.work.notify_all();
+    }
+
+    /// Bytes that stay in memory so far, as they are counted.
+    pub(super) fn bytes_kept(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.shared.bytes_kept)
+    }
+
+    fn end_provider(&mut self) {
+        self.shared.provided.store(true, Ordering::Relaxed);
+        if let Some(provider) = self.provider.take() {
+            // One that panicked provides nothing more either.
+            let _ = provider.join();
+        }
     }
 
     /// Bytes read so far, as they are counted.
@@ -221,6 +284,7 @@ impl Drop for Queue {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
         self.shared.work.notify_all();
+        self.end_provider();
         for thread in self.threads.drain(..) {
             // A reader that panicked has nothing left to do either.
             let _ = thread.join();
@@ -228,19 +292,71 @@ impl Drop for Queue {
     }
 }
 
-fn take(state: &mut State, number: u64) -> io::Result<Option<Loaded>> {
-    if let Some(error) = &state.error {
-        return Err(io::Error::new(error.kind(), error.to_string()));
-    }
-    match state.loads.front() {
-        Some(load) if load.number == number && load.arrived == load.total => {
-            Ok(state.loads.pop_front().map(|load| Loaded { pieces: load.pieces }))
-        }
-        _ => Ok(None),
-    }
-}
-
 impl Shared {
+    /// The position of a unit in the order of use.
+    fn position(&self, number: u64) -> usize {
+        (number % self.units.len() as u64) as usize
+    }
+
+    /// Forgets what was read ahead; the next unit is `number`. Nothing is read any more.
+    fn forget(&self, number: u64) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        state.paused = true;
+        while state.under_way > 0 {
+            state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let State { free, loads, homes, .. } = &mut *state;
+        for load in loads.drain(..) {
+            free.give_back(&load.pieces);
+            if let Some(own) = load.own {
+                homes[self.position(load.number)] = Home::Ready(own);
+            }
+        }
+        state.next = number;
+        state
+    }
+
+    fn take(&self, state: &mut State, number: u64) -> io::Result<Option<Loaded>> {
+        if let Some(error) = &state.error {
+            return Err(io::Error::new(error.kind(), error.to_string()));
+        }
+        let next = state.loads.front();
+        if next.is_none_or(|load| load.number != number || load.arrived < load.total) {
+            return Ok(None);
+        }
+        if state.loads.len() == self.units.len() {
+            // That had kept the readers from going on.
+            self.work.notify_all();
+        }
+        let loaded = state.loads.pop_front().map(|load| Loaded { pieces: load.pieces, own: load.own });
+        if let Some(loaded) = loaded.as_ref().filter(|loaded| loaded.stays()) {
+            state.homes[self.position(number)] = Home::Memory;
+            let bytes = loaded.pieces.iter().map(|piece| piece.region.bytes as u64).sum();
+            self.bytes_kept.fetch_add(bytes, Ordering::Relaxed);
+        }
+        Ok(loaded)
+    }
+
+    /// Gets memory ready for the units that stay. The last of a pass first: the readers begin with the others.
+    fn provide(&self) {
+        yield_to_others();
+        for (position, unit) in self.kept.iter().rev() {
+            if self.provided.load(Ordering::Relaxed) {
+                return;
+            }
+            let own = Own::new(unit);
+            let mut state = self.lock();
+            match own {
+                Ok(own) => state.homes[*position] = Home::Ready(own),
+                Err(error) => {
+                    state.error.get_or_insert(error);
+                    self.arrived.notify_all();
+                    return;
+                }
+            }
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -254,8 +370,9 @@ impl Shared {
             };
             state.under_way += 1;
             drop(state);
-            // SAFETY: the targets are blocks of the pool that were taken off the free list for this job: no
-            // other reader has them, and the computation gets them only once they have arrived.
+            // SAFETY: the targets are blocks of the pool that were taken off the free list for this job, or parts
+            // of a unit's own memory that belong to this load: no other reader has them, and the computation gets
+            // them only once they have arrived.
             let read = unsafe { self.reader.read(job.file, job.offset, &job.targets) };
             state = self.lock();
             state.under_way -= 1;
@@ -280,18 +397,18 @@ impl Shared {
     /// are free blocks for. In order, so that the unit needed first never waits for blocks that a later one
     /// holds.
     fn next_job(&self, state: &mut State) -> Option<Job> {
-        if state.paused || state.free.free.is_empty() {
+        if state.paused {
             return None;
         }
-        if state.loads.back().is_none_or(|load| load.issued == load.total) {
-            let number = state.next;
-            let unit = &self.units[(number % self.units.len() as u64) as usize];
-            state.next += 1;
-            let pieces = Vec::with_capacity(unit.len());
-            state.loads.push_back(Load { number, pieces, issued: 0, arrived: 0, total: unit.len() });
+        while state.loads.back().is_none_or(|load| load.issued == load.total) {
+            // What is in memory takes no blocks: only this keeps the order of use from going round and round.
+            if state.loads.len() >= self.units.len() {
+                return None;
+            }
+            self.begin_load(state);
         }
         let load = state.loads.back_mut()?;
-        let unit = &self.units[(load.number % self.units.len() as u64) as usize];
+        let unit = &self.units[self.position(load.number)];
         let first = unit[load.issued];
         let mut job =
             Job { number: load.number, file: first.file, offset: first.offset, targets: Vec::new() };
@@ -301,15 +418,44 @@ impl Shared {
             if !follows || bytes + region.bytes > self.read_bytes.max(first.bytes) {
                 break;
             }
-            let Some(block) = state.free.take() else { break };
-            // The offset in the block is the address's in its window: pages then move in whole page tables.
-            let source = self.pool.address() + block * self.block_bytes + region.address % self.block_bytes;
+            let (source, block) = match load.own.as_ref().and_then(|own| own.place(&region)) {
+                Some(source) => (source, None),
+                None => {
+                    let Some(block) = state.free.take() else { break };
+                    let window = self.pool.address() + block * self.block_bytes;
+                    // The offset in the block is the address's in its window: pages then move in whole page tables.
+                    (window + region.address % self.block_bytes, Some(block))
+                }
+            };
             load.pieces.push(Placed { region, source, block });
             job.targets.push(Target { address: source, bytes: region.bytes });
             bytes += region.bytes;
             load.issued += 1;
         }
-        Some(job)
+        (bytes > 0).then_some(job)
+    }
+
+    /// The next unit in order is read now, unless it is in memory.
+    fn begin_load(&self, state: &mut State) {
+        let number = state.next;
+        state.next += 1;
+        let home = &mut state.homes[self.position(number)];
+        let total = match home {
+            Home::Memory => 0,
+            Home::Disk | Home::Ready(_) => self.units[self.position(number)].len(),
+        };
+        let own = match home {
+            Home::Ready(_) => match std::mem::replace(home, Home::Disk) {
+                Home::Ready(own) => Some(own),
+                Home::Disk | Home::Memory => None,
+            },
+            Home::Disk | Home::Memory => None,
+        };
+        let pieces = Vec::with_capacity(total);
+        state.loads.push_back(Load { number, pieces, own, issued: 0, arrived: 0, total });
+        if total == 0 {
+            self.arrived.notify_all();
+        }
     }
 }
 
@@ -319,13 +465,13 @@ mod tests {
 
     fn placed(page: usize, source: usize, block: usize) -> Placed {
         let region = Region { file: 0, offset: page as u64 * 4096, address: page * 4096, bytes: 4096 };
-        Placed { region, source: source * 4096, block }
+        Placed { region, source: source * 4096, block: Some(block) }
     }
 
     #[test]
     fn pieces_that_follow_each_other_on_both_sides_are_one_run() {
         let pieces = vec![placed(0, 10, 0), placed(1, 11, 1), placed(2, 20, 2), placed(4, 21, 3)];
-        let runs = Loaded { pieces }.runs();
+        let runs = Loaded { pieces, own: None }.runs();
         let found: Vec<_> =
             runs.iter().map(|(run, source)| (run.address / 4096, run.bytes / 4096, source / 4096)).collect();
         assert_eq!(found, [(0, 2, 10), (2, 1, 20), (4, 1, 21)]);

@@ -25,8 +25,10 @@ use crate::model::Claim;
 pub struct StreamStats {
     /// Batches computed.
     pub passes: u64,
-    /// Bytes read for units, whether used yet or not.
+    /// Bytes read for units, whether used yet or not; those that stay, too, until they do.
     pub bytes_read: u64,
+    /// Bytes that are in memory to stay.
+    pub bytes_kept: u64,
     /// How long the computation waited for units.
     pub stalled: Duration,
     /// Batches whose graph was not the planned one: right, but slow, because units were read through the
@@ -46,6 +48,8 @@ struct Counters {
 pub struct StreamHandle {
     counters: Arc<Counters>,
     bytes_read: Arc<AtomicU64>,
+    bytes_kept: Arc<AtomicU64>,
+    bytes_pinned: u64,
 }
 
 impl StreamHandle {
@@ -54,6 +58,7 @@ impl StreamHandle {
         StreamStats {
             passes: self.counters.passes.load(Ordering::Relaxed),
             bytes_read: self.bytes_read.load(Ordering::Relaxed),
+            bytes_kept: self.bytes_pinned + self.bytes_kept.load(Ordering::Relaxed),
             stalled: Duration::from_nanos(self.counters.stalled_ns.load(Ordering::Relaxed)),
             unplanned_passes: self.counters.unplanned_passes.load(Ordering::Relaxed),
         }
@@ -63,6 +68,8 @@ impl StreamHandle {
 /// Streams a model's units while its only context decodes.
 struct Streamer<'model> {
     queue: Queue,
+    reader: Arc<dyn ReadAt>,
+    readers: usize,
     files: Vec<File>,
     /// Pages of which rows are read through the mapping.
     rows: Vec<Region>,
@@ -109,13 +116,14 @@ pub fn stream(
     let files = plan.files.iter().map(File::open).collect::<io::Result<Vec<_>>>();
     let files = files.map_err(|error| system("open the model's files", &error))?;
     require_mapped(&plan.regions(), &files)?;
-    let one = Schedule::new(&context.planned_nodes(1)?, &plan.units);
-    let many = Schedule::new(&context.planned_nodes(sizes.micro_batch_tokens)?, &plan.units);
-    if one.order != many.order || one.order.len() != plan.units.len() {
+    let units = plan.all_units();
+    let one = Schedule::new(&context.planned_nodes(1)?, &units);
+    let many = Schedule::new(&context.planned_nodes(sizes.micro_batch_tokens)?, &units);
+    if one.order != many.order || one.order.len() != units.len() {
         return Err(Error::limit("the graphs for one and for many tokens use the units in another order"));
     }
     for schedule in [&one, &many] {
-        let needed = schedule.most_blocks(&plan.units, plan.block_bytes);
+        let needed = schedule.most_blocks(&units, plan.block_bytes);
         if needed > plan.blocks {
             return Err(Error::limit(format!(
                 "a pool of {} blocks is too small for the units in use at once, which take {needed}",
@@ -125,18 +133,23 @@ pub fn stream(
     }
     // SAFETY: the regions were just compared with the kernel's own list of this process's mappings; the claim
     // keeps every other context of the model away, and this one does not decode now.
-    unsafe { pin(&plan.pinned, plan.readers, &*reader, progress) }.map_err(|error| match error.kind() {
-        io::ErrorKind::Interrupted => Error::new(ErrorKind::Cancelled, "pinning the weights was cancelled"),
-        _ => system("pin the weights", &error),
-    })?;
+    unsafe { pin(&plan.pinned, plan.readers, &*reader, progress) }.map_err(|error| cannot_pin(&error))?;
     let by_rows = plan.units.iter().filter(|unit| unit.rows).flat_map(|unit| &unit.regions);
     let rows: Vec<Region> = plan.rows.iter().chain(by_rows).copied().collect();
     rows.iter().for_each(advise_random);
-    let queue = Queue::start(plan, &one.order, reader).map_err(|error| system("start reading", &error))?;
+    let queue = Queue::start(plan, &one.order, Arc::clone(&reader));
+    let queue = queue.map_err(|error| system("start reading", &error))?;
     let counters = Arc::new(Counters::default());
-    let handle = StreamHandle { counters: Arc::clone(&counters), bytes_read: queue.bytes_read() };
+    let handle = StreamHandle {
+        counters: Arc::clone(&counters),
+        bytes_read: queue.bytes_read(),
+        bytes_kept: queue.bytes_kept(),
+        bytes_pinned: plan.pinned_bytes() as u64,
+    };
     context.observe(Box::new(Streamer {
         queue,
+        reader,
+        readers: plan.readers,
         files,
         rows,
         one,
@@ -182,7 +195,9 @@ impl Streamer<'_> {
                 unsafe { lay_over(source, region.address, region.bytes) }
                     .map_err(|error| system("stage the weights", &error))?;
             }
-            self.staged.insert(self.begun, loaded);
+            if !loaded.stays() && !loaded.pieces.is_empty() {
+                self.staged.insert(self.begun, loaded);
+            }
             self.begun += 1;
         }
         Ok(())
@@ -216,6 +231,15 @@ impl Streamer<'_> {
 }
 
 impl Observer for Streamer<'_> {
+    fn settle(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<()> {
+        let missing = self.queue.missing(self.first);
+        // SAFETY: the regions are the plan's, which are the model's mapping, and are not staged between two
+        // decodes. The claim keeps every other context of the model away, and this one does not decode now.
+        let pinned = unsafe { pin(&missing, self.readers, &*self.reader, &mut |_| go_on()) };
+        self.queue.resume(pinned.is_ok());
+        pinned.map_err(|error| cannot_pin(&error))
+    }
+
     fn begin(&mut self, tokens: usize) -> Result<()> {
         if self.claim.is_none() {
             return Err(Error::new(ErrorKind::System, "the model's mapping is damaged by an earlier error"));
@@ -229,7 +253,7 @@ impl Observer for Streamer<'_> {
     }
 
     fn wants(&mut self, node: Node<'_>) -> bool {
-        let begun = self.begun;
+        let (begun, staged) = (self.begun, &self.staged);
         let steps = &self.schedule().steps;
         let step = steps.get(self.asked).filter(|step| self.planned && *step.name == *node.name());
         let Some(step) = step else {
@@ -238,7 +262,8 @@ impl Observer for Streamer<'_> {
             return false;
         };
         let next_begins = steps.get(self.asked + 1).is_some_and(|next| next.begun > begun);
-        let wanted = next_begins || !step.ends.is_empty();
+        // A stop of the computation takes time: what is in memory to stay is no reason for one.
+        let wanted = next_begins || step.ends.iter().any(|position| staged.contains_key(position));
         self.asked += 1;
         wanted
     }
@@ -282,6 +307,13 @@ impl Observer for Streamer<'_> {
             self.counters.unplanned_passes.fetch_add(1, Ordering::Relaxed);
         }
         self.error.take().map_or(Ok(()), Err)
+    }
+}
+
+fn cannot_pin(error: &io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::Interrupted => Error::new(ErrorKind::Cancelled, "pinning the weights was cancelled"),
+        _ => system("pin the weights", error),
     }
 }
 

@@ -68,7 +68,7 @@ impl Bench {
     }
 
     fn write_table(&self, out: &mut dyn Write) -> io::Result<()> {
-        let rows: [Row; 11] = [
+        let rows: [Row; 12] = [
             ("seconds for a token".to_owned(), |f| {
                 f.seconds_per_token.map(|seconds| format!("{seconds:.4}"))
             }),
@@ -77,6 +77,7 @@ impl Bench {
             ("time for the prompt".to_owned(), |f| f.prompt_ms.map(seconds)),
             ("read for the prompt".to_owned(), |f| f.prompt_read_bytes.map(size)),
             ("time to the first token".to_owned(), |f| f.first_token_ms.map(seconds)),
+            ("filling memory after it".to_owned(), |f| f.settle_ms.map(seconds)),
             ("peak of memory".to_owned(), |f| f.peak_bytes.map(size)),
             ("limit events".to_owned(), |f| f.limit_events.map(|events| format!("{events:.0}"))),
             ("weights kept in memory".to_owned(), |f| f.pinned_bytes.map(size)),

@@ -103,6 +103,9 @@ pub struct Figures {
     pub prompt_read_bytes: Option<f64>,
     /// Milliseconds from the start to the first token.
     pub first_token_ms: Option<f64>,
+    /// Milliseconds after it for what is to stay in memory and did not yet. A token's figures do not have them.
+    #[serde(default)]
+    pub settle_ms: Option<f64>,
     /// The most memory the group held.
     pub peak_bytes: Option<f64>,
     /// How often the group met its limit.
@@ -142,6 +145,7 @@ impl Figures {
             prompt_ms: timing.prompt_ms,
             prompt_read_bytes: bytes(report.io.prompt_read_bytes),
             first_token_ms: timing.time_to_first_token_ms,
+            settle_ms: timing.settle_ms.filter(|_| report.streaming.is_some()),
             peak_bytes: bytes(report.enforcement.peak_bytes),
             limit_events: bytes(report.enforcement.limit_events),
             pinned_bytes: bytes(streaming.map(|streaming| streaming.pinned_bytes)),
@@ -159,6 +163,7 @@ impl Figures {
             prompt_ms: of(|round| round.prompt_ms),
             prompt_read_bytes: of(|round| round.prompt_read_bytes),
             first_token_ms: of(|round| round.first_token_ms),
+            settle_ms: of(|round| round.settle_ms),
             peak_bytes: of(|round| round.peak_bytes),
             limit_events: of(|round| round.limit_events),
             pinned_bytes: of(|round| round.pinned_bytes),

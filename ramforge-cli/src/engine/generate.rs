@@ -44,7 +44,7 @@ pub struct Generated {
     pub tokens: Vec<Token>,
     /// Why it stopped.
     pub stop: StopReason,
-    /// From the end of the prompt to the last token.
+    /// From the first token to the last.
     pub elapsed: Duration,
     /// The logits that the tokens were chosen from, when they were measured.
     pub logits: Option<LogitsFingerprint>,
@@ -110,16 +110,17 @@ pub struct Request<'run, 'model, 'pages> {
     pub measured: bool,
 }
 
-/// Generates from where the prompt ended; `on_first` is called when the first token is known.
+/// Generates from where the prompt ended; `on_first` is called when the first token is known, and its time is not
+/// the generation's.
 pub fn generate(
     context: &mut Context<'_>,
     batch: &mut Batch,
     request: Request<'_, '_, '_>,
-    mut on_first: impl FnMut() -> Result<()>,
+    mut on_first: impl FnMut(&mut Context<'_>) -> Result<()>,
 ) -> Result<Generated> {
     let Request { operations, sampler, out, mut position, mut last_output, max_tokens, measured } = request;
     let vocab = context.model().vocab();
-    let started = Instant::now();
+    let mut started = Instant::now();
     let mut text = Utf8Stream::default();
     let mut tokens = Vec::new();
     let mut logits = LogitsFingerprint::default();
@@ -133,7 +134,8 @@ pub fn generate(
         }
         let token = sampler.sample(context, last_output)?;
         if tokens.is_empty() {
-            on_first()?;
+            on_first(context)?;
+            started = Instant::now();
         }
         if !measured && vocab.ends_generation(token) {
             break StopReason::EndOfText;

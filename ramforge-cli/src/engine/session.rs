@@ -143,14 +143,23 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
         max_tokens: settings.max_tokens,
         measured,
     };
-    let generated = generate(&mut context, &mut batch, request, || {
-        records.send(&Record::FirstToken { ms: milliseconds(started) })
+    let mut decoding_from = prompted;
+    let generated = generate(&mut context, &mut batch, request, |context| {
+        records.send(&Record::FirstToken { ms: milliseconds(started) })?;
+        if measured {
+            // What the first tokens cost because of what stays in memory is not what the later ones cost.
+            let settling = Instant::now();
+            context.settle(&mut || !stop.load(Ordering::Relaxed)).map_err(native)?;
+            records.send(&Record::Settled { ms: milliseconds(settling) })?;
+            decoding_from = bytes_read();
+        }
+        Ok(())
     })?;
     if let Some(streaming) = &streaming {
         records.send(&Record::Streaming(streaming.report()))?;
     }
     operations.finish()?;
-    records.send(&finished(&generated, tokens.len(), since(bytes_read(), prompted)))?;
+    records.send(&finished(&generated, tokens.len(), since(bytes_read(), decoding_from)))?;
     if generated.stop == StopReason::Interrupted { Err(interrupted()) } else { Ok(()) }
 }
 

@@ -202,6 +202,10 @@ pub struct Timing {
     pub prompt_ms: Option<f64>,
     /// From the start of the worker to the first generated token.
     pub time_to_first_token_ms: Option<f64>,
+    /// Reading what is to stay in memory and did not yet, after the first token: for measurements only, as the
+    /// later tokens do it otherwise.
+    #[serde(default)]
+    pub settle_ms: Option<f64>,
     /// Tokens a second after the first one.
     pub decode_tokens_per_second: Option<f64>,
     /// From the start of the worker to its end.

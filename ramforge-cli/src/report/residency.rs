@@ -261,8 +261,11 @@ pub struct ResidencySample {
 /// Streaming inside the decode.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Streaming {
-    /// Bytes of units held in memory for the whole run.
+    /// Bytes of weights that stay in memory, by the plan: some of them from when they are first read on.
     pub pinned_bytes: u64,
+    /// Bytes of them that stayed in memory when this was written.
+    #[serde(default)]
+    pub kept_bytes: u64,
     /// Bytes of units that pass through the slots each time the graph runs.
     pub streamed_bytes_per_pass: u64,
     /// Times the graph ran.

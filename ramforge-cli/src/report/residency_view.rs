@@ -152,7 +152,8 @@ fn row(operation: &Operation) -> String {
 fn streaming(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let Some(streaming) = &report.streaming else { return Ok(()) };
     writeln!(out, "streaming")?;
-    writeln!(out, "  pinned                   {}", exact(streaming.pinned_bytes))?;
+    writeln!(out, "  stay in memory           {}", exact(streaming.pinned_bytes))?;
+    writeln!(out, "  stayed at the end        {}", exact(streaming.kept_bytes))?;
     writeln!(out, "  read in each pass        {}", exact(streaming.streamed_bytes_per_pass))?;
     writeln!(
         out,

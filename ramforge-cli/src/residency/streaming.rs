@@ -4,13 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forge_core::staging::{
-    ReadAt, Region, StreamHandle, StreamPlan, Unit, buffered_reader, direct_reader, stream,
-};
+use forge_core::staging::{ReadAt, Region, StreamHandle, StreamPlan, Unit, buffered_reader, direct_reader};
 use forge_core::{Context, Model, PlannedNode};
 
 use super::inventory::{Backing, Inventory, PAGE};
-use super::stream::{Choice, Pages, Weight, choose, piece_rows, pieces};
+use super::stream::{self, Choice, Pages, Weight, choose, piece_rows, pieces};
 use crate::observe::process::{Process, Which};
 use crate::plan::reserve;
 use crate::report::{self, AdmissionTerm};
@@ -120,7 +118,9 @@ pub fn start(
     let Opened { reader, warning } = open(&plan.files)?;
     let direct = reader.is_direct();
     let pinned = plan.pinned_bytes().max(1);
-    let handle = stream(context, &plan, reader, &mut |bytes| progress(bytes as f32 / pinned as f32))?;
+    let handle = forge_core::staging::stream(context, &plan, reader, &mut |bytes| {
+        progress(bytes as f32 / pinned as f32)
+    })?;
     Ok(Streaming { handle, choice, budget, direct, warning })
 }
 
@@ -170,6 +170,7 @@ impl Streaming {
         let stats = self.handle.stats();
         report::Streaming {
             pinned_bytes: self.choice.pinned_bytes(),
+            kept_bytes: stats.bytes_kept,
             streamed_bytes_per_pass: self.choice.streamed_bytes(),
             passes: stats.passes,
             bytes_read: stats.bytes_read,
@@ -251,22 +252,22 @@ fn plan(
         })
     };
     let regions = |pages: &[Pages]| pages.iter().map(region).collect::<Result<Vec<_>>>();
-    let units = choice
-        .streamed
-        .iter()
-        .map(|unit| {
+    let units = |units: &[stream::Unit]| -> Result<Vec<Unit>> {
+        let units = units.iter().map(|unit| {
             let tensors = unit.weights.iter().map(|&index| addresses[index]).collect();
             let rows = unit.weights.iter().any(|&index| weights[index].rows);
             Ok(Unit { regions: vec![region(&unit.pages)?], tensors, rows })
-        })
-        .collect::<Result<Vec<_>>>()?;
+        });
+        units.collect()
+    };
     Ok(StreamPlan {
         files: inventory.mappings.iter().map(|mapping| mapping.path.clone()).collect(),
         pinned: regions(&choice.pinned)?,
         // What is left to paging is read page by page too: the kernel's readahead, megabytes for each thread that
         // faults, would take a small budget's reserve and end in a kill.
         rows: regions(&[choice.rows.as_slice(), choice.paged.as_slice()].concat())?,
-        units,
+        units: units(&choice.streamed)?,
+        kept: units(&choice.kept)?,
         block_bytes: choice.means.block_bytes as usize,
         blocks: choice.blocks as usize,
         read_bytes: choice.means.read_bytes as usize,

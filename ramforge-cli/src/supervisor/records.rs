@@ -41,6 +41,11 @@ pub enum Record {
         /// Bytes the process read meanwhile, as the kernel counts them.
         read_bytes: Option<u64>,
     },
+    /// What is to stay in memory is there: of a measured run, after its first token.
+    Settled {
+        /// Milliseconds it took.
+        ms: f64,
+    },
     /// The first token was generated.
     FirstToken {
         /// Milliseconds since the worker started.

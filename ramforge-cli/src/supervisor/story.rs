@@ -74,6 +74,7 @@ impl Story {
                 report.timing.prompt_ms = Some(ms);
                 report.io.prompt_read_bytes = read_bytes;
             }
+            Record::Settled { ms } => report.timing.settle_ms = Some(ms),
             Record::FirstToken { ms } => report.timing.time_to_first_token_ms = Some(ms),
             Record::Inventory(inventory) => report.inventory = Some(inventory),
             Record::Operation(operation) => report.operations.push(operation),

@@ -71,8 +71,10 @@ impl Means {
 pub struct Choice {
     /// Units that are read in every pass, in the order of their first use.
     pub streamed: Vec<Unit>,
-    /// Pages that stay in memory, sorted and disjoint.
+    /// Pages that are in memory from the start, sorted and disjoint.
     pub pinned: Vec<Pages>,
+    /// Units that stay in memory from one of their first uses on, in the order of use.
+    pub kept: Vec<Unit>,
     /// Pages of which single rows are read through the mapping.
     pub rows: Vec<Pages>,
     /// Pages too large for any pool, left to the kernel's paging.
@@ -84,9 +86,10 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Bytes of memory pinned.
+    /// Bytes of memory pinned, in the end.
     pub fn pinned_bytes(&self) -> u64 {
-        self.pinned.iter().map(Pages::bytes).sum()
+        let kept: u64 = self.kept.iter().map(Unit::page_bytes).sum();
+        self.pinned.iter().map(Pages::bytes).sum::<u64>() + kept
     }
 
     /// Bytes read in every pass.
@@ -171,7 +174,15 @@ fn choose_from(
     let all: u64 = cut.iter().map(Unit::page_bytes).sum();
     if room_for(0).is_some_and(|room| room >= all) {
         let pinned = pinned_pages(weights, &excluded(&[]));
-        return Ok(Choice { streamed: Vec::new(), pinned, rows, paged: paged.to_vec(), blocks: 0, means });
+        return Ok(Choice {
+            streamed: Vec::new(),
+            pinned,
+            kept: Vec::new(),
+            rows,
+            paged: paged.to_vec(),
+            blocks: 0,
+            means,
+        });
     }
     // The pool that would do for all units does for any of them.
     let mut blocks = pool_blocks(&cut, means);
@@ -188,8 +199,26 @@ fn choose_from(
         (blocks, streamed) = (fewer, again);
     }
     streamed.sort_by_key(|unit| unit.used);
-    let pinned = pinned_pages(weights, &excluded(&streamed));
-    Ok(Choice { streamed, pinned, rows, paged: paged.to_vec(), blocks, means })
+    let kept = kept(weights, &cut, &streamed, blocks, means);
+    let pinned = pinned_pages(weights, &excluded(&[streamed.as_slice(), &kept].concat()));
+    Ok(Choice { streamed, pinned, kept, rows, paged: paged.to_vec(), blocks, means })
+}
+
+/// The units that are not streamed, as far as they can be until there is memory for them: the pool must do for
+/// them too. The first pass then reads every weight once, as fast as the disk gives it.
+fn kept(weights: &[Weight], cut: &[Unit], streamed: &[Unit], blocks: u64, means: Means) -> Vec<Unit> {
+    let largest = streamed.iter().map(Unit::page_bytes).max().unwrap_or(0);
+    let fits = |unit: &&Unit| {
+        unit.page_bytes() <= largest
+            && !streamed.contains(unit)
+            && unit.weights.iter().all(|&index| !weights[index].rows)
+    };
+    let mut kept: Vec<Unit> = cut.iter().filter(fits).cloned().collect();
+    kept.sort_by_key(|unit| unit.used);
+    if pool_blocks(&[streamed, &kept].concat(), means) > blocks {
+        kept.clear();
+    }
+    kept
 }
 
 /// Whole pages of tensors that are only read by rows.
@@ -350,6 +379,17 @@ mod tests {
     }
 
     #[test]
+    fn what_stays_is_streamed_first_without_a_larger_pool() {
+        let weights = model(40, 30 << 20, 60 << 20);
+        let choice = choose(&weights, 1100 << 20).unwrap();
+        let kept: u64 = choice.kept.iter().map(Unit::page_bytes).sum();
+        // Left are the small tensors, which are in no unit.
+        assert!(kept * 100 > choice.pinned_bytes() * 90, "{kept} of {}", choice.pinned_bytes());
+        let at_first = [choice.streamed.as_slice(), &choice.kept].concat();
+        assert!(pool_blocks(&at_first, choice.means) <= choice.blocks);
+    }
+
+    #[test]
     fn a_budget_too_small_says_how_much_would_do() {
         let weights = model(10, 30 << 20, 1 << 20);
         let needed = choose(&weights, 1 << 20).unwrap_err();
@@ -376,8 +416,10 @@ mod tests {
             let weights = model(layers, large, output);
             if let Ok(choice) = choose(&weights, budget) {
                 prop_assert!(memory(&choice) <= budget);
+                let at_first = [choice.streamed.as_slice(), &choice.kept].concat();
+                prop_assert!(pool_blocks(&at_first, choice.means) <= choice.blocks || choice.kept.is_empty());
                 let mut all: Vec<Pages> = choice.pinned.clone();
-                all.extend(choice.streamed.iter().map(|unit| unit.pages));
+                all.extend(choice.streamed.iter().chain(&choice.kept).map(|unit| unit.pages));
                 all.extend(&choice.rows);
                 all.extend(&choice.paged);
                 all.sort();
