@@ -13,8 +13,8 @@ use crate::model::Model;
 use crate::staging::Region;
 
 /// Bytes of a file covered by one mapping while its residency is read; a multiple of any page size.
-/// One status byte a page: 256 KiB of them with pages of 4 KiB.
-const WINDOW: u64 = 1 << 30;
+/// One status byte a page: 32 KiB of them with pages of 4 KiB.
+const WINDOW: u64 = 1 << 27;
 
 /// How many bytes of `file` the page cache holds, in whole pages but never more than the file is long.
 ///
@@ -48,8 +48,26 @@ fn may_see_residency(file: &File, owner: u32) -> bool {
     }
 }
 
+/// Whether the page cache is known to hold none of the `length` bytes from `start`: far faster to find out than what
+/// it holds of each page. Linux 6.5 and later say it.
+fn nothing_cached(file: &File, start: u64, length: u64) -> bool {
+    // The number is the same on every architecture but MIPS, which has no call of that number.
+    const CACHESTAT: libc::c_long = 451;
+    let range = [start, length];
+    // Pages that are cached, dirty, being written, evicted, and evicted of late.
+    let mut counts = [u64::MAX; 5];
+    // SAFETY: the arrays have the layout of `struct cachestat_range` and `struct cachestat`, 64-bit numbers only,
+    // and outlive the call; a kernel without it touches neither.
+    let status =
+        unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), counts.as_mut_ptr(), 0_u32) };
+    status == 0 && counts[0] == 0
+}
+
 /// Resident bytes among the `length` bytes from `start`, a multiple of the page size.
 fn resident_in_window(file: &File, start: u64, length: u64) -> io::Result<u64> {
+    if nothing_cached(file, start, length) {
+        return Ok(0);
+    }
     let page = page_bytes() as u64;
     let pages = status_in_window(file, start, length)?;
     let resident = pages.iter().enumerate().filter(|(_, status)| *status & 1 == 1);
@@ -140,10 +158,14 @@ impl<'model> MappedPages<'model> {
         let unclaimed = self.model.unclaimed().ok();
         for start in (0..region.bytes).step_by(WINDOW as usize) {
             let length = (WINDOW as usize).min(region.bytes - start);
+            let offset = region.offset + start as u64;
+            if nothing_cached(file, offset, length as u64) {
+                continue;
+            }
             let status = match unclaimed {
                 // The model's own mapping answers several times faster than a fresh one.
                 Some(_) => mapped_status(region.address.wrapping_add(start), length),
-                None => status_in_window(file, region.offset + start as u64, length as u64),
+                None => status_in_window(file, offset, length as u64),
             };
             let status = status.map_err(failed)?;
             let first = start / page;

@@ -150,8 +150,8 @@ impl Queue {
     /// Starts reading the plan's units in `order`, those that stay after the others, over and over.
     pub(super) fn start(plan: &StreamPlan, order: &[usize], reader: Arc<dyn ReadAt>) -> io::Result<Self> {
         let pool = Anonymous::map(plan.blocks * plan.block_bytes, 0, plan.block_bytes)?;
+        // Its pages come with the first reads, of which there are several at once.
         pool.advise_huge();
-        pool.populate()?;
         let units = plan.all_units();
         let pieces = |&unit: &usize| {
             let regions = &units[unit].regions;

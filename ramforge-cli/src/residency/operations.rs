@@ -96,6 +96,9 @@ impl<'run> Operations<'run> {
     /// The page action that was asked for after the load.
     fn action(&self) -> Result<Option<Plan>> {
         let (settings, Some(looking)) = (self.settings, &self.looking) else { return Ok(None) };
+        if !settings.acts() {
+            return Ok(None);
+        }
         let seen = looking.look()?;
         let nothing = Resident::none(looking.inventory.mappings.len());
         let snapshot =
@@ -106,9 +109,6 @@ impl<'run> Operations<'run> {
         }
         if settings.release_mapping {
             return Ok(Some(release_exactly(&snapshot, (0..tensors.len()).collect())));
-        }
-        if settings.release_layers.is_empty() {
-            return Ok(None);
         }
         for &layer in &settings.release_layers {
             if !tensors.iter().any(|tensor| tensor.layer == Some(layer)) {

@@ -33,6 +33,11 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Whether something is to be done after the load.
+    pub const fn acts(&self) -> bool {
+        self.release_mapping || !self.release_layers.is_empty() || self.prefetch_bytes.is_some()
+    }
+
     /// Checks that nothing is asked for that needs the mapping as the native library made it, which streaming
     /// rearranges, or watches the graph, which streaming does itself.
     ///
