@@ -12,10 +12,8 @@ pub(super) const ALIGNMENT: usize = 2 << 20;
 /// Where a unit is between its uses.
 #[derive(Debug)]
 pub(super) enum Home {
-    /// On disk, for ever or until there is memory for it.
-    Disk,
-    /// On disk, and its next read goes to where it will stay.
-    Ready(Own),
+    /// On disk. Its next read goes to memory of its own, where it stays, once there is some.
+    Disk(Option<Own>),
     /// In memory, at the tensors' own addresses.
     Memory,
 }

@@ -162,7 +162,7 @@ impl Queue {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 free: FreeBlocks { free: (0..plan.blocks).collect(), next: 0 },
-                homes: order.iter().map(|_| Home::Disk).collect(),
+                homes: order.iter().map(|_| Home::Disk(None)).collect(),
                 loads: VecDeque::new(),
                 next: 0,
                 under_way: 0,
@@ -239,7 +239,7 @@ impl Queue {
             let home = &mut state.homes[*position];
             if !matches!(home, Home::Memory) {
                 // Its memory, if it has some, would be one too many.
-                *home = Home::Disk;
+                *home = Home::Disk(None);
                 missing.extend_from_slice(&unit.regions);
             }
         }
@@ -309,7 +309,7 @@ impl Shared {
         for load in loads.drain(..) {
             free.give_back(&load.pieces);
             if let Some(own) = load.own {
-                homes[self.position(load.number)] = Home::Ready(own);
+                homes[self.position(load.number)] = Home::Disk(Some(own));
             }
         }
         state.next = number;
@@ -347,7 +347,7 @@ impl Shared {
             let own = Own::new(unit);
             let mut state = self.lock();
             match own {
-                Ok(own) => state.homes[*position] = Home::Ready(own),
+                Ok(own) => state.homes[*position] = Home::Disk(Some(own)),
                 Err(error) => {
                     state.error.get_or_insert(error);
                     self.arrived.notify_all();
@@ -439,17 +439,10 @@ impl Shared {
     fn begin_load(&self, state: &mut State) {
         let number = state.next;
         state.next += 1;
-        let home = &mut state.homes[self.position(number)];
-        let total = match home {
-            Home::Memory => 0,
-            Home::Disk | Home::Ready(_) => self.units[self.position(number)].len(),
-        };
-        let own = match home {
-            Home::Ready(_) => match std::mem::replace(home, Home::Disk) {
-                Home::Ready(own) => Some(own),
-                Home::Disk | Home::Memory => None,
-            },
-            Home::Disk | Home::Memory => None,
+        let position = self.position(number);
+        let (total, own) = match &mut state.homes[position] {
+            Home::Disk(own) => (self.units[position].len(), own.take()),
+            Home::Memory => (0, None),
         };
         let pieces = Vec::with_capacity(total);
         state.loads.push_back(Load { number, pieces, own, issued: 0, arrived: 0, total });

@@ -123,9 +123,10 @@ pub struct Figures {
 pub struct Limit {
     /// Seconds for a token: the longer of computing it and reading what does not fit.
     pub seconds_per_token: Option<f64>,
-    /// Milliseconds for the prompt, likewise.
+    /// Milliseconds for the prompt: the longer of computing it and reading every weight once, and what does not fit
+    /// for each further batch.
     pub prompt_ms: Option<f64>,
-    /// Milliseconds to the first token: the longer of computing the prompt and reading every weight once.
+    /// Milliseconds to the first token: the same, as nothing but the prompt takes time by necessity.
     pub first_token_ms: Option<f64>,
 }
 
@@ -270,10 +271,12 @@ fn limit(subject: &Subject, resident: &Figures, policy: &Figures, disk: Option<V
     let passes = f64::from(subject.request.prompt_tokens.div_ceil(subject.batch_tokens.max(1)));
     let milliseconds = |seconds: Option<f64>| seconds.map(|seconds| seconds * 1000.0);
     let once = subject.weight_bytes as f64 + (passes - 1.0).max(0.0) * streamed;
+    let first_token_ms = longer(resident.prompt_ms, milliseconds(reading(once)));
     Limit {
         seconds_per_token: longer(resident.seconds_per_token, reading(streamed)),
-        prompt_ms: longer(resident.prompt_ms, milliseconds(reading(passes * streamed))),
-        first_token_ms: longer(resident.prompt_ms, milliseconds(reading(once))),
+        // Without streaming the load reads the weights, before the prompt.
+        prompt_ms: if streamed > 0.0 { first_token_ms } else { resident.prompt_ms },
+        first_token_ms,
     }
 }
 
@@ -324,10 +327,9 @@ mod tests {
         // 1000 bytes at 3000 bytes a second take longer than a tenth of a second.
         let limit = bench.limit.unwrap();
         assert_eq!(limit.seconds_per_token, Some(1.0 / 3.0));
-        // Two passes of 333 ms are shorter than computing for a second.
-        assert_eq!(limit.prompt_ms, Some(1000.0));
-        // 3000 bytes once, and 1000 again for the second pass.
-        assert_eq!(limit.first_token_ms, Some(4000.0 / 3.0));
+        // 3000 bytes once, and 1000 again for the second pass, take longer than computing for a second.
+        assert_eq!(limit.prompt_ms, Some(4000.0 / 3.0));
+        assert_eq!(limit.first_token_ms, limit.prompt_ms);
         assert_eq!((bench.token_over_limit, bench.same_logits), (Some(1.5), Some(true)));
         assert_eq!(bench.times_as_fast_as_paging, Some(4.0));
         assert_eq!(bench.ways[0].median.read_per_token_bytes, Some(1000.0));
