@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -48,9 +49,29 @@ fn may_see_residency(file: &File, owner: u32) -> bool {
     }
 }
 
+/// File systems whose files have their pages in the page cache under their own name. Stacked ones have them under
+/// another file's.
+const OWN_PAGES: [i64; 5] = [
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0xf2f5_2010, // F2FS
+    0x0102_1994, // tmpfs
+];
+
 /// Whether the page cache is known to hold none of the `length` bytes from `start`: far faster to find out than what
 /// it holds of each page. Linux 6.5 and later say it.
 fn nothing_cached(file: &File, start: u64, length: u64) -> bool {
+    let mut system = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: an open descriptor, and room for the answer.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), system.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    // SAFETY: the call succeeded, so it has filled it in.
+    let kind = unsafe { system.assume_init() }.f_type;
+    if !OWN_PAGES.contains(&kind) {
+        return false;
+    }
     // The number is the same on every architecture but MIPS, which has no call of that number.
     const CACHESTAT: libc::c_long = 451;
     let range = [start, length];

@@ -51,12 +51,13 @@ pub struct Error {
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
     hints: Vec<String>,
+    said: bool,
 }
 
 impl Error {
     /// An error of `kind`; `message` says what was attempted and what is wrong, without a full stop.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None, hints: Vec::new() }
+        Self { kind, message: message.into(), source: None, hints: Vec::new(), said: false }
     }
 
     /// A failure, the kind with exit code 1.
@@ -91,6 +92,18 @@ impl Error {
         let _ = escaped.write_str(&hint.into());
         self.hints.push(escaped.0);
         self
+    }
+
+    /// Says that somebody else tells the user.
+    #[must_use]
+    pub fn already_said(mut self) -> Self {
+        self.said = true;
+        self
+    }
+
+    /// Whether somebody else tells the user.
+    pub const fn is_said(&self) -> bool {
+        self.said
     }
 
     /// The kind, which decides the exit code.

@@ -16,8 +16,10 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // When standard error is closed, the exit code still says it.
-            let _ = print(&error);
+            if !error.is_said() {
+                // When standard error is closed, the exit code still says it.
+                let _ = print(&error);
+            }
             ExitCode::from(error.kind().exit_code())
         }
     }

@@ -5,6 +5,7 @@
 //! input and answers with one on standard output.
 
 use std::io::{self, Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -25,6 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How much private memory the process may have, besides a small multiple of what it is asked.
 const MOST_BYTES: u64 = 256 << 20;
+
+/// How much stack: values in values are dropped and printed recursively.
+const MOST_STACK_BYTES: u64 = 64 << 20;
 
 /// What is to be rendered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,15 +66,30 @@ pub fn render(exe: &Path, conversation: &Conversation) -> Result<String> {
     let answer = converse(&mut child, document);
     // It has ended, or is not wanted any more.
     let _ = child.kill();
-    let _ = child.wait();
-    match answer.map_err(|why| cannot_use_template("render", why))? {
-        Answer::Text(text) => Ok(text),
-        Answer::Failed { message, hints } => Err(hints.into_iter().fold(Error::failed(message), Error::hint)),
-    }
+    let status = child.wait().map_err(failed)?;
+    let why = match answer {
+        Ok(Some(Answer::Text(text))) => return Ok(text),
+        Ok(Some(Answer::Failed { message, hints })) => {
+            return Err(hints.into_iter().fold(Error::failed(message), Error::hint));
+        }
+        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+            "it does not come to an end".to_owned()
+        }
+        // What Rust and the kernel do to a program without memory, or without stack.
+        Ok(None)
+            if [Signal::ABORT, Signal::SEGV]
+                .map(|signal| Some(signal.as_raw()))
+                .contains(&status.signal()) =>
+        {
+            "it takes too much memory, or puts values into values without end".to_owned()
+        }
+        Ok(None) => format!("its process ended without an answer ({status})"),
+    };
+    Err(cannot_use_template("render", &why))
 }
 
-/// The answer of `child` to `document`, or why there is none.
-fn converse(child: &mut Child, document: Vec<u8>) -> Result<Answer, &'static str> {
+/// The answer of `child` to `document`, if there is one in time.
+fn converse(child: &mut Child, document: Vec<u8>) -> Result<Option<Answer>, RecvTimeoutError> {
     let mut input = child.stdin.take().expect("it is piped");
     let mut output = child.stdout.take().expect("it is piped");
     // One that does not take its input gives no answer either.
@@ -81,13 +100,8 @@ fn converse(child: &mut Child, document: Vec<u8>) -> Result<Answer, &'static str
         // Nobody listens any more when it has been given up.
         drop(sender.send(output.read_to_end(&mut bytes).map(|_| bytes)));
     });
-    match answer.recv_timeout(PATIENCE) {
-        Ok(bytes) => bytes
-            .ok()
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-            .ok_or("it takes too much memory, or puts values into values without end"),
-        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Err("it does not come to an end"),
-    }
+    let bytes = answer.recv_timeout(PATIENCE)?;
+    Ok(bytes.ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()))
 }
 
 /// Answers the conversation on `input` on `out`.
@@ -115,11 +129,17 @@ pub fn run(input: &mut dyn Read, out: &mut dyn Write) -> Result<()> {
 }
 
 /// Keeps what this process does to itself: it ends with its parent, when it takes more than `bytes` of private
-/// memory or the processor for too long, and leaves no core file.
+/// memory or stack, or the processor for too long, and leaves no core file.
 fn confine(bytes: u64) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let seconds = PATIENCE.as_secs() + 1;
-    for (resource, most) in [(Resource::Data, bytes), (Resource::Cpu, seconds), (Resource::Core, 0)] {
+    let limits = [
+        (Resource::Data, bytes),
+        (Resource::Stack, MOST_STACK_BYTES),
+        (Resource::Cpu, seconds),
+        (Resource::Core, 0),
+    ];
+    for (resource, most) in limits {
         let allowed = getrlimit(resource).maximum.map_or(most, |allowed| allowed.min(most));
         setrlimit(resource, Rlimit { current: Some(allowed), maximum: Some(allowed) })?;
     }

@@ -97,7 +97,7 @@ fn run(
         logits.push(found.as_slice().iter().map(|logit| logit.to_bits()).collect());
         tokens = vec![found.best().unwrap()];
     }
-    operations.finish().unwrap();
+    operations.finish(None).unwrap();
     said.rewind().unwrap();
     let records = BufReader::new(said).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
     let operations = records.filter_map(|record| match record {

@@ -59,7 +59,7 @@ pub fn measure_bandwidth(
             // Huge pages, as the pool has them: a read into small ones is another read.
             let buffer = Anonymous::map(read_bytes, 0, ALIGNMENT)?;
             buffer.advise_huge();
-            buffer.populate()?;
+            buffer.populate();
             Ok(buffer)
         })
         .collect::<io::Result<Vec<_>>>()?;

@@ -23,15 +23,24 @@ pub(super) enum Home {
 pub(super) struct Own(Vec<(Region, Anonymous)>);
 
 impl Own {
-    /// Memory for `unit`, with all its pages.
-    pub(super) fn new(unit: &Unit) -> io::Result<Self> {
+    /// Addresses for `unit`, without memory yet.
+    pub(super) fn map(unit: &Unit) -> io::Result<Self> {
         let parts = unit.regions.iter().map(|region| {
             let memory = Anonymous::map(region.bytes, region.address, ALIGNMENT)?;
             memory.advise_huge();
-            memory.populate()?;
             Ok((*region, memory))
         });
         parts.collect::<io::Result<_>>().map(Self)
+    }
+
+    /// Gives every page memory.
+    pub(super) fn populate(&self) {
+        self.0.iter().for_each(|(_, memory)| memory.populate());
+    }
+
+    /// Bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.iter().map(|(region, _)| region.bytes as u64).sum()
     }
 
     /// Where `piece`, a part of one of the regions, is read to.
@@ -65,7 +74,9 @@ mod tests {
             bytes: pages * PAGE_BYTES,
         };
         let unit = Unit { regions: vec![region(3, 4), region(9, 1)], tensors: Vec::new(), rows: false };
-        let own = Own::new(&unit).unwrap();
+        let own = Own::map(&unit).unwrap();
+        own.populate();
+        assert_eq!(own.bytes(), 5 * PAGE_BYTES as u64);
         for piece in [region(3, 4), region(5, 2), region(9, 1)] {
             let place = own.place(&piece).unwrap();
             assert_eq!(place % ALIGNMENT, piece.address % ALIGNMENT);

@@ -53,12 +53,11 @@ impl Anonymous {
     }
 
     /// Gives every page memory now, so that none is missing later.
-    pub(super) fn populate(&self) -> io::Result<()> {
+    pub(super) fn populate(&self) {
         for page in (self.address..self.address + self.bytes).step_by(PAGE_BYTES) {
             // SAFETY: the page belongs to this mapping, which is writable and referred to by nobody else.
             unsafe { ptr::with_exposed_provenance_mut::<u8>(page).write_volatile(0) };
         }
-        Ok(())
     }
 
     /// Lays the pages over `target`, and gives this mapping up.
@@ -184,7 +183,7 @@ mod tests {
         // SAFETY: the range is the test's own.
         unsafe { map_file(&whole, &file).unwrap() };
         let pool = Anonymous::map(BYTES, 0, 1 << 21).unwrap();
-        pool.populate().unwrap();
+        pool.populate();
         assert!(pool.address().is_multiple_of(1 << 21));
         for (round, pages) in [(1, 3), (2, 8), (3, 1), (4, 5), (5, 8)] {
             let bytes = pages * PAGE_BYTES;
@@ -212,7 +211,7 @@ mod tests {
         let memory = Anonymous::map(5 * PAGE_BYTES, like, 1 << 21).unwrap();
         assert_eq!(memory.address() % (1 << 21), like % (1 << 21));
         memory.advise_huge();
-        memory.populate().unwrap();
+        memory.populate();
         assert_eq!(byte(memory.address() + 5 * PAGE_BYTES - 1), 0);
     }
 }

@@ -98,6 +98,13 @@ impl StreamPlan {
         self.pinned.iter().map(|region| region.bytes).sum()
     }
 
+    /// The same with everything pinned that is kept.
+    pub(super) fn with_all_pinned(&self) -> Self {
+        let kept = self.kept.iter().flat_map(|unit| &unit.regions);
+        let pinned = self.pinned.iter().chain(kept).copied().collect();
+        Self { pinned, kept: Vec::new(), ..self.clone() }
+    }
+
     /// What is read in every pass, and after it what is kept.
     pub(super) fn all_units(&self) -> Vec<Unit> {
         self.units.iter().chain(&self.kept).cloned().collect()

@@ -129,6 +129,7 @@ struct Shared {
     read_bytes: usize,
     bytes_read: Arc<AtomicU64>,
     bytes_kept: Arc<AtomicU64>,
+    bytes_provided: Arc<AtomicU64>,
 }
 
 /// The pool with its readers.
@@ -181,7 +182,11 @@ impl Queue {
             read_bytes: plan.read_bytes,
             bytes_read: Arc::default(),
             bytes_kept: Arc::default(),
+            bytes_provided: Arc::default(),
         });
+        // Mapped before anything moves: while pages do, an address can be free that is not to be taken.
+        let own = shared.kept.iter().map(|(position, unit)| Ok((*position, Own::map(unit)?)));
+        let own = own.collect::<io::Result<Vec<_>>>()?;
         let mut queue = Self { shared, threads: Vec::new(), provider: None };
         if order.is_empty() {
             return Ok(queue);
@@ -193,7 +198,7 @@ impl Queue {
         }
         let shared = Arc::clone(&queue.shared);
         let name = "memory-provider".to_owned();
-        queue.provider = Some(thread::Builder::new().name(name).spawn(move || shared.provide())?);
+        queue.provider = Some(thread::Builder::new().name(name).spawn(move || shared.provide(own))?);
         Ok(queue)
     }
 
@@ -255,6 +260,7 @@ impl Queue {
         if stays {
             let bytes = self.shared.kept.iter().map(|(_, unit)| unit.bytes() as u64).sum();
             self.shared.bytes_kept.store(bytes, Ordering::Relaxed);
+            self.shared.bytes_provided.store(bytes, Ordering::Relaxed);
         }
         state.paused = false;
         drop(state);
@@ -264,6 +270,11 @@ impl Queue {
     /// Bytes that stay in memory so far, as they are counted.
     pub(super) fn bytes_kept(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.shared.bytes_kept)
+    }
+
+    /// Bytes of memory that what is to stay has, as they are counted.
+    pub(super) fn bytes_provided(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.shared.bytes_provided)
     }
 
     fn end_provider(&mut self) {
@@ -338,22 +349,15 @@ impl Shared {
     }
 
     /// Gets memory ready for the units that stay. The last of a pass first: the readers begin with the others.
-    fn provide(&self) {
+    fn provide(&self, all: Vec<(usize, Own)>) {
         yield_to_others();
-        for (position, unit) in self.kept.iter().rev() {
+        for (position, own) in all.into_iter().rev() {
             if self.provided.load(Ordering::Relaxed) {
                 return;
             }
-            let own = Own::new(unit);
-            let mut state = self.lock();
-            match own {
-                Ok(own) => state.homes[*position] = Home::Disk(Some(own)),
-                Err(error) => {
-                    state.error.get_or_insert(error);
-                    self.arrived.notify_all();
-                    return;
-                }
-            }
+            own.populate();
+            self.bytes_provided.fetch_add(own.bytes(), Ordering::Relaxed);
+            self.lock().homes[position] = Home::Disk(Some(own));
         }
     }
 

@@ -16,7 +16,7 @@ use super::reader::ReadAt;
 use super::schedule::Schedule;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::{Node, Observer};
+use crate::graph::{Node, Observer, PlannedNode};
 use crate::mapping::require_mapped;
 use crate::model::Claim;
 
@@ -29,6 +29,8 @@ pub struct StreamStats {
     pub bytes_read: u64,
     /// Bytes that are in memory to stay.
     pub bytes_kept: u64,
+    /// Bytes of memory for them and for what is to stay and does not yet.
+    pub bytes_provided: u64,
     /// How long the computation waited for units.
     pub stalled: Duration,
     /// Batches whose graph was not the planned one: right, but slow, because units were read through the
@@ -49,16 +51,23 @@ pub struct StreamHandle {
     counters: Arc<Counters>,
     bytes_read: Arc<AtomicU64>,
     bytes_kept: Arc<AtomicU64>,
+    bytes_provided: Arc<AtomicU64>,
     bytes_pinned: u64,
 }
 
 impl StreamHandle {
+    /// Bytes that were in memory before the first batch.
+    pub const fn bytes_pinned(&self) -> u64 {
+        self.bytes_pinned
+    }
+
     /// What streaming has done so far.
     pub fn stats(&self) -> StreamStats {
         StreamStats {
             passes: self.counters.passes.load(Ordering::Relaxed),
             bytes_read: self.bytes_read.load(Ordering::Relaxed),
             bytes_kept: self.bytes_pinned + self.bytes_kept.load(Ordering::Relaxed),
+            bytes_provided: self.bytes_pinned + self.bytes_provided.load(Ordering::Relaxed),
             stalled: Duration::from_nanos(self.counters.stalled_ns.load(Ordering::Relaxed)),
             unplanned_passes: self.counters.unplanned_passes.load(Ordering::Relaxed),
         }
@@ -116,21 +125,16 @@ pub fn stream(
     let files = plan.files.iter().map(File::open).collect::<io::Result<Vec<_>>>();
     let files = files.map_err(|error| system("open the model's files", &error))?;
     require_mapped(&plan.regions(), &files)?;
-    let units = plan.all_units();
-    let one = Schedule::new(&context.planned_nodes(1)?, &units);
-    let many = Schedule::new(&context.planned_nodes(sizes.micro_batch_tokens)?, &units);
-    if one.order != many.order || one.order.len() != units.len() {
-        return Err(Error::limit("the graphs for one and for many tokens use the units in another order"));
-    }
-    for schedule in [&one, &many] {
-        let needed = schedule.most_blocks(&units, plan.block_bytes);
-        if needed > plan.blocks {
-            return Err(Error::limit(format!(
-                "a pool of {} blocks is too small for the units in use at once, which take {needed}",
-                plan.blocks
-            )));
+    let nodes = [context.planned_nodes(1)?, context.planned_nodes(sizes.micro_batch_tokens)?];
+    let all_pinned;
+    let (plan, [one, many]) = match schedules(&nodes, plan) {
+        Err(_) if !plan.kept.is_empty() => {
+            // What cannot be streamed for a while is in memory from the start.
+            all_pinned = plan.with_all_pinned();
+            (&all_pinned, schedules(&nodes, &all_pinned)?)
         }
-    }
+        found => (plan, found?),
+    };
     // SAFETY: the regions were just compared with the kernel's own list of this process's mappings; the claim
     // keeps every other context of the model away, and this one does not decode now.
     unsafe { pin(&plan.pinned, plan.readers, &*reader, progress) }.map_err(|error| cannot_pin(&error))?;
@@ -144,6 +148,7 @@ pub fn stream(
         counters: Arc::clone(&counters),
         bytes_read: queue.bytes_read(),
         bytes_kept: queue.bytes_kept(),
+        bytes_provided: queue.bytes_provided(),
         bytes_pinned: plan.pinned_bytes() as u64,
     };
     context.observe(Box::new(Streamer {
@@ -165,6 +170,25 @@ pub fn stream(
         claim: Some(claim),
     }))?;
     Ok(handle)
+}
+
+/// When each unit is needed in batches of one token, and of more.
+fn schedules(nodes: &[Vec<PlannedNode>; 2], plan: &StreamPlan) -> Result<[Schedule; 2]> {
+    let units = plan.all_units();
+    let schedules = [Schedule::new(&nodes[0], &units), Schedule::new(&nodes[1], &units)];
+    if schedules[0].order != schedules[1].order || schedules[0].order.len() != units.len() {
+        return Err(Error::limit("the graphs for one and for many tokens use the units in another order"));
+    }
+    for schedule in &schedules {
+        let needed = schedule.most_blocks(&units, plan.block_bytes);
+        if needed > plan.blocks {
+            return Err(Error::limit(format!(
+                "a pool of {} blocks is too small for the units in use at once, which take {needed}",
+                plan.blocks
+            )));
+        }
+    }
+    Ok(schedules)
 }
 
 impl Streamer<'_> {

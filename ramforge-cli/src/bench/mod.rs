@@ -112,6 +112,9 @@ pub struct Figures {
     pub limit_events: Option<f64>,
     /// Bytes of weights that stay in memory, by the policy's own account.
     pub pinned_bytes: Option<f64>,
+    /// Bytes of them read before the prompt.
+    #[serde(default)]
+    pub pinned_from_start_bytes: Option<f64>,
     /// Bytes the policy reads in every pass.
     pub streamed_bytes_per_pass: Option<f64>,
     /// Milliseconds the computation waited for reads.
@@ -123,10 +126,10 @@ pub struct Figures {
 pub struct Limit {
     /// Seconds for a token: the longer of computing it and reading what does not fit.
     pub seconds_per_token: Option<f64>,
-    /// Milliseconds for the prompt: the longer of computing it and reading every weight once, and what does not fit
-    /// for each further batch.
+    /// Milliseconds for the prompt: the longer of computing it and reading once what was not read before it, and what
+    /// does not fit for each further batch.
     pub prompt_ms: Option<f64>,
-    /// Milliseconds to the first token: the same, as nothing but the prompt takes time by necessity.
+    /// Milliseconds to the first token: the same with every weight read once.
     pub first_token_ms: Option<f64>,
 }
 
@@ -150,6 +153,7 @@ impl Figures {
             peak_bytes: bytes(report.enforcement.peak_bytes),
             limit_events: bytes(report.enforcement.limit_events),
             pinned_bytes: bytes(streaming.map(|streaming| streaming.pinned_bytes)),
+            pinned_from_start_bytes: bytes(streaming.map(|streaming| streaming.pinned_from_start_bytes)),
             streamed_bytes_per_pass: bytes(streaming.map(|streaming| streaming.streamed_bytes_per_pass)),
             stall_ms: streaming.map(|streaming| streaming.stall_ms),
         }
@@ -168,6 +172,7 @@ impl Figures {
             peak_bytes: of(|round| round.peak_bytes),
             limit_events: of(|round| round.limit_events),
             pinned_bytes: of(|round| round.pinned_bytes),
+            pinned_from_start_bytes: of(|round| round.pinned_from_start_bytes),
             streamed_bytes_per_pass: of(|round| round.streamed_bytes_per_pass),
             stall_ms: of(|round| round.stall_ms),
         }
@@ -270,13 +275,14 @@ fn limit(subject: &Subject, resident: &Figures, policy: &Figures, disk: Option<V
     };
     let passes = f64::from(subject.request.prompt_tokens.div_ceil(subject.batch_tokens.max(1)));
     let milliseconds = |seconds: Option<f64>| seconds.map(|seconds| seconds * 1000.0);
-    let once = subject.weight_bytes as f64 + (passes - 1.0).max(0.0) * streamed;
-    let first_token_ms = longer(resident.prompt_ms, milliseconds(reading(once)));
+    // Without streaming the load reads the weights, before the prompt. Rows that are read one by one are in neither.
+    let kept = policy.pinned_bytes.map_or(subject.weight_bytes as f64, |pinned| pinned);
+    let before = policy.pinned_from_start_bytes.unwrap_or(kept);
+    let for_prompt = |once: f64| longer(resident.prompt_ms, milliseconds(reading(once + passes * streamed)));
     Limit {
         seconds_per_token: longer(resident.seconds_per_token, reading(streamed)),
-        // Without streaming the load reads the weights, before the prompt.
-        prompt_ms: if streamed > 0.0 { first_token_ms } else { resident.prompt_ms },
-        first_token_ms,
+        prompt_ms: for_prompt(kept - before),
+        first_token_ms: for_prompt(kept),
     }
 }
 
@@ -299,8 +305,12 @@ mod tests {
             logits_fingerprint: Some("one".to_owned()),
             ..Output::default()
         });
-        report.streaming =
-            streamed.map(|bytes| Streaming { streamed_bytes_per_pass: bytes, ..Streaming::default() });
+        report.streaming = streamed.map(|bytes| Streaming {
+            pinned_bytes: 2000,
+            pinned_from_start_bytes: 500,
+            streamed_bytes_per_pass: bytes,
+            ..Streaming::default()
+        });
         report.outcome = Outcome { result: RunResult::Ok, ..Outcome::default() };
         report
     }
@@ -327,9 +337,10 @@ mod tests {
         // 1000 bytes at 3000 bytes a second take longer than a tenth of a second.
         let limit = bench.limit.unwrap();
         assert_eq!(limit.seconds_per_token, Some(1.0 / 3.0));
-        // 3000 bytes once, and 1000 again for the second pass, take longer than computing for a second.
-        assert_eq!(limit.prompt_ms, Some(4000.0 / 3.0));
-        assert_eq!(limit.first_token_ms, limit.prompt_ms);
+        // 2000 bytes once, and 1000 in each of two passes, take longer than computing for a second; 500 of them are
+        // read before the prompt.
+        assert_eq!(limit.prompt_ms, Some(3500.0 / 3.0));
+        assert_eq!(limit.first_token_ms, Some(4000.0 / 3.0));
         assert_eq!((bench.token_over_limit, bench.same_logits), (Some(1.5), Some(true)));
         assert_eq!(bench.times_as_fast_as_paging, Some(4.0));
         assert_eq!(bench.ways[0].median.read_per_token_bytes, Some(1000.0));

@@ -13,11 +13,11 @@ use crate::supervisor::{LogLevel, Record, RecordSink, worker};
 
 pub fn worker(channel: &str, terminal: &mut Terminal<'_>) -> Result<()> {
     let (records, settings): (RecordSink, Settings) = worker::attach(channel)?;
-    match work(&settings, &records, terminal) {
-        // The supervisor has it then, and prints it.
-        Err(error) => records.send_error(&error).map_err(|_| error),
-        Ok(()) => Ok(()),
-    }
+    work(&settings, &records, terminal).map_err(|error| match records.send_error(&error) {
+        // The supervisor prints it.
+        Ok(()) => error.already_said(),
+        Err(_) => error,
+    })
 }
 
 fn work(settings: &Settings, records: &RecordSink, terminal: &mut Terminal<'_>) -> Result<()> {

@@ -158,7 +158,7 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     if let Some(streaming) = &streaming {
         records.send(&Record::Streaming(streaming.report()))?;
     }
-    operations.finish()?;
+    operations.finish(streaming.as_ref().map(Streaming::provided_bytes))?;
     records.send(&finished(&generated, tokens.len(), since(bytes_read(), decoding_from)))?;
     if generated.stop == StopReason::Interrupted { Err(interrupted()) } else { Ok(()) }
 }

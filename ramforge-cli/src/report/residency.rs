@@ -263,6 +263,9 @@ pub struct ResidencySample {
 pub struct Streaming {
     /// Bytes of weights that stay in memory, by the plan: some of them from when they are first read on.
     pub pinned_bytes: u64,
+    /// Bytes of them that were read before the prompt.
+    #[serde(default)]
+    pub pinned_from_start_bytes: u64,
     /// Bytes of them that stayed in memory when this was written.
     #[serde(default)]
     pub kept_bytes: u64,

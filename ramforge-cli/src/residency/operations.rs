@@ -149,11 +149,11 @@ impl<'run> Operations<'run> {
         self.carry_out(boundary, &plan, phase, Some(seen)).map_err(Failed::Between)
     }
 
-    /// Says what there is to say at the end.
+    /// Says what there is to say at the end; `provided_bytes` is the memory that streaming has given to weights.
     ///
     /// # Errors
     /// When looking fails or the supervisor is gone.
-    pub fn finish(&mut self) -> Result<()> {
+    pub fn finish(&mut self, provided_bytes: Option<u64>) -> Result<()> {
         if let (Some(trace), Some(settings)) = (&self.trace, self.settings.trace) {
             let report = trace.read(|trace| traced::report(trace, settings.detail));
             self.records.send(&Record::GraphTrace(report))?;
@@ -164,6 +164,11 @@ impl<'run> Operations<'run> {
         }
         if let Some(looking) = self.looking.as_mut() {
             looking.facts.pss_bytes = mapping_pss_bytes(&looking.inventory);
+            if let Some(provided) = provided_bytes {
+                // What is to stay may not have all its memory yet.
+                looking.facts.anonymous_weight_bytes =
+                    looking.facts.repacked_bytes.map(|repacked| repacked + provided);
+            }
         }
         self.say_ledger(seen.as_ref())
     }

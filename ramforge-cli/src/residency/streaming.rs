@@ -165,11 +165,17 @@ impl Streaming {
         self.choice.pinned_bytes() + self.choice.pool_bytes()
     }
 
+    /// Bytes of memory that weights have which stay, or will.
+    pub fn provided_bytes(&self) -> u64 {
+        self.handle.stats().bytes_provided
+    }
+
     /// What it did so far, for the report.
     pub fn report(&self) -> report::Streaming {
         let stats = self.handle.stats();
         report::Streaming {
             pinned_bytes: self.choice.pinned_bytes(),
+            pinned_from_start_bytes: self.handle.bytes_pinned(),
             kept_bytes: stats.bytes_kept,
             streamed_bytes_per_pass: self.choice.streamed_bytes(),
             passes: stats.passes,

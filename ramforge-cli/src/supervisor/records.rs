@@ -86,7 +86,7 @@ pub enum Record {
         output: Output,
         /// Tokens a second after the first.
         decode_tokens_per_second: Option<f64>,
-        /// Bytes the process read since the prompt was processed, as the kernel counts them.
+        /// Bytes the process read since the prompt was processed, or had settled, as the kernel counts them.
         read_bytes: Option<u64>,
     },
     /// The run ended in an error.
