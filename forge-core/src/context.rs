@@ -330,6 +330,14 @@ impl<'model> Context<'model> {
         self.hook_mut().map_or(Ok(()), |hook| hook.settle(go_on))
     }
 
+    /// Has the observer end what it does between batches, so that nothing changes any more while the process is
+    /// looked at.
+    pub fn quiesce(&mut self) {
+        if let Some(hook) = self.hook_mut() {
+            hook.quiesce();
+        }
+    }
+
     fn hook_mut(&mut self) -> Option<&mut Hook<'model>> {
         // SAFETY: the hook lives as long as the context; native code uses it during a decode only, which
         // borrows the context as this does.

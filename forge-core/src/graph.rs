@@ -120,6 +120,9 @@ pub trait Observer: Send {
         let _ = go_on;
         Ok(())
     }
+
+    /// Ends what goes on between batches; later ones do without.
+    fn quiesce(&mut self) {}
 }
 
 /// The observer of a context, at an address that native code keeps.
@@ -141,6 +144,12 @@ impl<'model> Hook<'model> {
     pub(crate) fn begin(&mut self, tokens: usize) -> Result<()> {
         self.stopped = false;
         self.observer.as_mut().map_or(Ok(()), |observer| observer.begin(tokens))
+    }
+
+    pub(crate) fn quiesce(&mut self) {
+        if let Some(observer) = self.observer.as_mut() {
+            observer.quiesce();
+        }
     }
 
     pub(crate) fn settle(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<()> {

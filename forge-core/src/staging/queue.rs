@@ -277,7 +277,8 @@ impl Queue {
         Arc::clone(&self.shared.bytes_provided)
     }
 
-    fn end_provider(&mut self) {
+    /// Has no more memory made ready for units.
+    pub(super) fn end_provider(&mut self) {
         self.shared.provided.store(true, Ordering::Relaxed);
         if let Some(provider) = self.provider.take() {
             // One that panicked provides nothing more either.

@@ -255,6 +255,10 @@ impl Streamer<'_> {
 }
 
 impl Observer for Streamer<'_> {
+    fn quiesce(&mut self) {
+        self.queue.end_provider();
+    }
+
     fn settle(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<()> {
         let missing = self.queue.missing(self.first);
         // SAFETY: the regions are the plan's, which are the model's mapping, and are not staged between two

@@ -155,6 +155,8 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
         }
         Ok(())
     })?;
+    // The last look would otherwise be at memory that still grows.
+    context.quiesce();
     if let Some(streaming) = &streaming {
         records.send(&Record::Streaming(streaming.report()))?;
     }
