@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::{Corpus, fuzz_target};
+use ramforge::engine::rendering::{self, Conversation};
 use ramforge::engine::{Message, Role, Template};
-use ramforge::rendering::{self, Conversation};
 use ramforge_fuzz::{assert_printable, bounded};
 
 /// What a template may cost: text for each of its steps, some of it several times.

@@ -14,7 +14,6 @@ pub mod inspect;
 pub mod ledger;
 pub mod observe;
 pub mod plan;
-pub mod rendering;
 pub mod report;
 pub mod residency;
 pub mod size;

@@ -6,12 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::memory::Anonymous;
+use super::memory::{ALIGNMENT, Anonymous};
 use super::plan::PAGE_BYTES;
 use super::reader::{ReadAt, Target};
-
-/// Alignment of huge pages.
-const ALIGNMENT: usize = 2 << 20;
 
 /// Bytes read, and how long that took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

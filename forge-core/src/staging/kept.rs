@@ -3,11 +3,8 @@
 
 use std::io;
 
-use super::memory::Anonymous;
+use super::memory::{ALIGNMENT, Anonymous};
 use super::plan::{Region, Unit};
-
-/// Alignment that lets pages move in whole page tables, and be huge.
-pub(super) const ALIGNMENT: usize = 2 << 20;
 
 /// Where a unit is between its uses.
 #[derive(Debug)]

@@ -7,6 +7,9 @@ use std::ptr;
 
 use super::plan::{PAGE_BYTES, Region};
 
+/// Alignment that lets pages move in whole page tables, and be huge.
+pub(super) const ALIGNMENT: usize = 2 << 20;
+
 /// Anonymous memory of this process, mapped at an address that is congruent to a wanted one.
 #[derive(Debug)]
 pub(super) struct Anonymous {

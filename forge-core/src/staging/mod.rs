@@ -4,7 +4,9 @@
 //! anew in every pass, in units of whole pages. [`stream`] pins the former and keeps reading the
 //! latter, in the order in which the graph uses them and across passes, into a pool of blocks. When the
 //! computation comes to a unit, its blocks' pages are laid over the tensors' own addresses (mremap); when the
-//! unit's last use is computed, the pages go back to the pool and the file is mapped there again.
+//! unit's last use is computed, the pages go back to the pool and the file is mapped there again. Units that are kept
+//! are read in the same way, until a thread has memory ready for them: their next read goes there, they are laid over
+//! for good, and are not read again.
 //!
 //! Addresses never change, and at every moment an address yields the file's bytes: from a block whose read
 //! has completed, from pinned memory, or from the file's mapping. A graph that differs from the planned one is

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use super::kept::ALIGNMENT;
-use super::memory::Anonymous;
+use super::memory::{ALIGNMENT, Anonymous};
 use super::plan::Region;
 use super::reader::{ReadAt, Target};
 

@@ -27,6 +27,8 @@ pub struct StreamStats {
     pub passes: u64,
     /// Bytes read for units, whether used yet or not; those that stay, too, until they do.
     pub bytes_read: u64,
+    /// Bytes that were in memory to stay before the first batch.
+    pub bytes_pinned: u64,
     /// Bytes that are in memory to stay.
     pub bytes_kept: u64,
     /// Bytes of memory for them and for what is to stay and does not yet.
@@ -56,16 +58,12 @@ pub struct StreamHandle {
 }
 
 impl StreamHandle {
-    /// Bytes that were in memory before the first batch.
-    pub const fn bytes_pinned(&self) -> u64 {
-        self.bytes_pinned
-    }
-
     /// What streaming has done so far.
     pub fn stats(&self) -> StreamStats {
         StreamStats {
             passes: self.counters.passes.load(Ordering::Relaxed),
             bytes_read: self.bytes_read.load(Ordering::Relaxed),
+            bytes_pinned: self.bytes_pinned,
             bytes_kept: self.bytes_pinned + self.bytes_kept.load(Ordering::Relaxed),
             bytes_provided: self.bytes_pinned + self.bytes_provided.load(Ordering::Relaxed),
             stalled: Duration::from_nanos(self.counters.stalled_ns.load(Ordering::Relaxed)),

@@ -276,7 +276,7 @@ fn limit(subject: &Subject, resident: &Figures, policy: &Figures, disk: Option<V
     let passes = f64::from(subject.request.prompt_tokens.div_ceil(subject.batch_tokens.max(1)));
     let milliseconds = |seconds: Option<f64>| seconds.map(|seconds| seconds * 1000.0);
     // Without streaming the load reads the weights, before the prompt. Rows that are read one by one are in neither.
-    let kept = policy.pinned_bytes.map_or(subject.weight_bytes as f64, |pinned| pinned);
+    let kept = policy.pinned_bytes.unwrap_or(subject.weight_bytes as f64);
     let before = policy.pinned_from_start_bytes.unwrap_or(kept);
     let for_prompt = |once: f64| longer(resident.prompt_ms, milliseconds(reading(once + passes * streamed)));
     Limit {

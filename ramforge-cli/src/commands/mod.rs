@@ -40,7 +40,7 @@ pub fn execute(cli: Cli, terminal: &mut Terminal<'_>) -> Result<()> {
         Command::Completions(args) => completions::completions(&args, terminal),
         Command::Worker(args) => worker::worker(&args.channel, terminal),
         Command::Sizing(args) => sizing::sizing(&args.channel, terminal),
-        Command::Rendering => crate::rendering::run(&mut stdin().lock(), terminal.out),
+        Command::Rendering => crate::engine::rendering::run(&mut stdin().lock(), terminal.out),
         Command::Guardian(args) => supervisor::guardian::run(&args.channel),
         Command::Scope(args) => match supervisor::scope::enter(&args.channel)? {},
     }

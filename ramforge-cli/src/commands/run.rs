@@ -114,14 +114,8 @@ fn residency(args: &RunArgs) -> residency::Settings {
     let rule = policy.rule();
     // The order of reuse comes from a trace.
     let traced = args.graph_trace || policy == Policy::ReuseAware;
-    let acts =
-        args.release_mapping_pages || !args.release_layer.is_empty() || args.residency_prefetch.is_some();
-    residency::Settings {
-        look: rule.is_some()
-            || acts
-            || args.residency_report
-            || args.inspect_layer.is_some()
-            || args.residency_report_json.is_some(),
+    let settings = residency::Settings {
+        look: false,
         own_group: args.enforce_ram,
         policy: policy.name(),
         rule,
@@ -135,7 +129,9 @@ fn residency(args: &RunArgs) -> residency::Settings {
             events: args.graph_trace_events,
             detail: args.graph_trace_detail,
         }),
-    }
+    };
+    let asked = args.residency_report || args.inspect_layer.is_some() || args.residency_report_json.is_some();
+    residency::Settings { look: asked || settings.rule.is_some() || settings.acts(), ..settings }
 }
 
 /// A policy that releases needs to know down to what.

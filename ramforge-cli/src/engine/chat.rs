@@ -73,7 +73,7 @@ impl Template {
     ///
     /// The steps are bounded, but a step can take any time and memory, and values in values are compared,
     /// printed and dropped recursively: a namespace that contains itself overflows the stack. So a template of
-    /// a model is rendered [in a process of its own](crate::rendering).
+    /// a model is rendered [in a process of its own](super::rendering).
     ///
     /// # Errors
     /// When the template refuses the messages, fails, or takes too many steps.
@@ -115,7 +115,7 @@ fn unusable(what: &str, error: &minijinja::Error) -> Error {
 }
 
 /// The error of a template; `why` may quote it, or a message.
-pub(crate) fn cannot(what: &str, why: &str) -> Error {
+pub(super) fn cannot(what: &str, why: &str) -> Error {
     Error::failed(format!("cannot {what} tokenizer.chat_template: {}", printable(why)))
         .hint("leave out --chat and write the prompt in the model's own format")
 }

@@ -8,11 +8,11 @@ mod device;
 mod fit;
 mod generate;
 pub(crate) mod prompt;
+pub mod rendering;
 mod session;
 mod settings;
 mod text;
 
-pub(crate) use chat::cannot as cannot_use_template;
 pub use chat::{Message, Role, Template};
 pub use device::require_cpu;
 pub use generate::{Generated, StopReason};

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use forge_core::{Model, Token, Vocab};
 
+use crate::engine::rendering::{self, Conversation};
 use crate::engine::{Message, PromptSource, Role, Settings};
-use crate::rendering::{self, Conversation};
 use crate::{Error, Result};
 
 /// The running program, also when its file has been replaced in the meantime.

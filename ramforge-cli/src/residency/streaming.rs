@@ -175,7 +175,7 @@ impl Streaming {
         let stats = self.handle.stats();
         report::Streaming {
             pinned_bytes: self.choice.pinned_bytes(),
-            pinned_from_start_bytes: self.handle.bytes_pinned(),
+            pinned_from_start_bytes: stats.bytes_pinned,
             kept_bytes: stats.bytes_kept,
             streamed_bytes_per_pass: self.choice.streamed_bytes(),
             passes: stats.passes,

@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{Message, Template, cannot_use_template};
+use super::chat::{Message, Template, cannot};
 use crate::{Error, Result};
 
 /// The name of the hidden command.
@@ -85,7 +85,7 @@ pub fn render(exe: &Path, conversation: &Conversation) -> Result<String> {
         }
         Ok(None) => format!("its process ended without an answer ({status})"),
     };
-    Err(cannot_use_template("render", &why))
+    Err(cannot("render", &why))
 }
 
 /// The answer of `child` to `document`, if there is one in time.
