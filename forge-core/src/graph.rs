@@ -1,5 +1,6 @@
 //! The compute graph: what it will compute, and what watches it while it does.
 
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::ops::ControlFlow;
@@ -71,6 +72,28 @@ impl<'graph> Node<'graph> {
         self.tensor().op == sys::GGML_OP_GET_ROWS
     }
 
+    /// Whether the operation reads some of the matrices in its first source, which another source names: experts.
+    pub const fn reads_experts(&self) -> bool {
+        self.tensor().op == sys::GGML_OP_MUL_MAT_ID
+    }
+
+    /// What names the experts that are read.
+    fn chosen(&self) -> Option<&sys::ggml_tensor> {
+        // SAFETY: a source of a graph's tensor lives as long as the graph.
+        self.reads_experts().then(|| unsafe { self.tensor().src[2].as_ref() }).flatten()
+    }
+
+    /// The node itself as what names experts.
+    pub(crate) fn as_expert_numbers(&self) -> Option<ExpertNumbers> {
+        let tensor = self.tensor();
+        let fits = tensor.type_ == sys::GGML_TYPE_I32 && tensor.ne[2..] == [1, 1] && !tensor.data.is_null();
+        fits.then(|| ExpertNumbers {
+            address: tensor.data.expose_provenance(),
+            counts: [tensor.ne[0] as usize, tensor.ne[1] as usize],
+            strides: [tensor.nb[0], tensor.nb[1]],
+        })
+    }
+
     /// What the operation reads. A view is given as the tensor it shows, unless it is a piece of a split matrix
     /// ([`crate::Model::split_matrix`]).
     pub fn sources(&self) -> impl Iterator<Item = Self> + '_ {
@@ -84,6 +107,37 @@ impl<'graph> Node<'graph> {
 impl std::fmt::Debug for Node<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {:?}", self.operation(), self.name())
+    }
+}
+
+/// Numbers of experts for each token, as a node of a graph that exists now has them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertNumbers {
+    address: usize,
+    /// For a token, and tokens.
+    counts: [usize; 2],
+    /// Bytes from one to the next.
+    strides: [usize; 2],
+}
+
+impl ExpertNumbers {
+    /// The numbers, each once and in order.
+    ///
+    /// # Safety
+    /// The graph still exists, the node is computed, nodes that use it are not, and no thread computes now.
+    pub(crate) unsafe fn read(&self) -> BTreeSet<usize> {
+        let data = std::ptr::with_exposed_provenance::<u8>(self.address);
+        let mut numbers = BTreeSet::new();
+        for token in 0..self.counts[1] {
+            for place in 0..self.counts[0] {
+                let offset = token * self.strides[1] + place * self.strides[0];
+                // SAFETY: the offset is an element's by the tensor's own shape and strides; its data is this machine's
+                // memory, because only the CPU computes, and holds the node's result by the caller's promise.
+                let number = unsafe { data.byte_add(offset).cast::<i32>().read_unaligned() };
+                numbers.extend(usize::try_from(number));
+            }
+        }
+        numbers
     }
 }
 
@@ -208,8 +262,19 @@ pub struct PlannedNode {
     pub computes_nothing: bool,
     /// Whether it reads single rows of its first source.
     pub reads_rows: bool,
+    /// Which of the matrices in its first source it reads, if not all.
+    pub experts: Option<ChosenExperts>,
     /// Addresses of the data it reads that exists already, which is to say of weights and state.
     pub reads: Vec<usize>,
+}
+
+/// A choice of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChosenExperts {
+    /// The index of the node that names them.
+    pub by: usize,
+    /// Experts for a token.
+    pub for_a_token: usize,
 }
 
 impl Context<'_> {
@@ -230,13 +295,19 @@ impl Context<'_> {
         )?;
         // SAFETY: the graph lives until the context builds another, which needs `&mut self`.
         let count = unsafe { sys::ggml_graph_n_nodes(graph) };
-        let nodes = (0..count).map(|index| {
-            // SAFETY: the index is below the count.
-            let node = unsafe { Node::new(sys::ggml_graph_node(graph, index)) };
+        // SAFETY: the index is below the count.
+        let nodes = (0..count).map(|index| unsafe { Node::new(sys::ggml_graph_node(graph, index)) });
+        let nodes: Vec<Node<'_>> = nodes.collect();
+        let indices: HashMap<*const sys::ggml_tensor, usize> =
+            nodes.iter().enumerate().map(|(index, node)| (node.raw, index)).collect();
+        let nodes = nodes.iter().map(|node| {
+            let chosen =
+                node.chosen().and_then(|chosen| Some((chosen, *indices.get(&std::ptr::from_ref(chosen))?)));
             PlannedNode {
                 name: node.name().into(),
                 computes_nothing: node.computes_nothing(),
                 reads_rows: node.reads_rows(),
+                experts: chosen.map(|(chosen, by)| ChosenExperts { by, for_a_token: chosen.ne[0] as usize }),
                 reads: node
                     .sources()
                     .map(|source| source.address())

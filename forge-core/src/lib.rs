@@ -35,7 +35,7 @@ pub use batch::{Batch, SequenceId};
 pub use context::{Context, ContextParams, ContextSizes, FlashAttention, KvType};
 pub use device::{Device, DeviceKind, DeviceRegistry};
 pub use error::{Error, ErrorKind, Result};
-pub use graph::{Node, Observer, PlannedNode};
+pub use graph::{ChosenExperts, Node, Observer, PlannedNode};
 pub use logits::Logits;
 pub use mapping::NativeTensor;
 pub use model::{LoadMode, Model, ModelParams};

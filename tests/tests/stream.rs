@@ -68,9 +68,12 @@ fn same_logits(model: &Path, threads: &str) {
         // What is read ahead for a pass that does not come is at most all of it; what stays is read in the first
         // pass, and read ahead for the second one at most.
         let read = streaming("bytes_read");
-        let pass = streaming("streamed_bytes_per_pass");
-        let most = 34 * pass + 2 * streaming("pinned_bytes");
-        assert!(read >= 33 * pass && read <= most, "{read} for passes of {pass}");
+        let (pass, token) = (streaming("streamed_bytes_per_pass"), streaming("streamed_bytes_per_token"));
+        // An expert lies in whole pages, which are a few more or less than its share of the tensor.
+        let few = if token < pass { token / 10 } else { 0 };
+        let least = pass + 32 * (token - few);
+        let most = 2 * pass + 33 * (token + few) + 2 * streaming("pinned_bytes");
+        assert!(read >= least && read <= most, "{read} for {pass} and {token}: {least} to {most}");
         // A measured run has everything that stays in memory after the first token.
         assert_eq!(streaming("kept_bytes"), streaming("pinned_bytes"));
         if parts == 0 {

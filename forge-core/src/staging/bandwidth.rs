@@ -27,7 +27,7 @@ impl Bandwidth {
 }
 
 /// Reads the first `file_bytes` of each file, in order and over again, until `at_least` has passed: in reads of
-/// `read_bytes`, whole pages, `readers` of them at once.
+/// `read_bytes`, whole pages, `readers` of them at once, and each at least once.
 ///
 /// # Errors
 /// What a read or the memory for it fails with; [`io::ErrorKind::InvalidInput`] when no file has a whole read.
@@ -65,7 +65,7 @@ pub fn measure_bandwidth(
         for buffer in &buffers {
             scope.spawn(|| {
                 let target = Target { address: buffer.address(), bytes: read_bytes };
-                while started.elapsed() < at_least {
+                loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     let (file, offset) = reads[(number % reads.len() as u64) as usize];
                     // SAFETY: each thread has a buffer of its own, which outlives it.
@@ -74,6 +74,9 @@ pub fn measure_bandwidth(
                         return;
                     }
                     done.fetch_add(read_bytes as u64, Ordering::Relaxed);
+                    if started.elapsed() >= at_least {
+                        return;
+                    }
                 }
             });
         }

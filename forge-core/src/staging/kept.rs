@@ -70,7 +70,7 @@ mod tests {
             address: 0x7000_0000_0000 + page * PAGE_BYTES,
             bytes: pages * PAGE_BYTES,
         };
-        let unit = Unit { regions: vec![region(3, 4), region(9, 1)], tensors: Vec::new(), rows: false };
+        let unit = Unit { regions: vec![region(3, 4), region(9, 1)], ..Unit::default() };
         let own = Own::map(&unit).unwrap();
         own.populate();
         assert_eq!(own.bytes(), 5 * PAGE_BYTES as u64);

@@ -83,7 +83,7 @@ impl Drop for Anonymous {
 }
 
 /// Moves the pages of an anonymous mapping from `source` over whatever is mapped at `target`. The source stays
-/// mapped, with empty pages. Both see either the old or the new pages, never nothing.
+/// mapped, with empty pages. When it fails, nothing may be mapped at some of `target`.
 ///
 /// # Safety
 /// `source` is private anonymous memory of ours that no reference points into. `target` is mapped, and whoever

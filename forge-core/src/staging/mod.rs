@@ -6,13 +6,15 @@
 //! computation comes to a unit, its blocks' pages are laid over the tensors' own addresses (mremap); when the
 //! unit's last use is computed, the pages go back to the pool and the file is mapped there again. Units that are kept
 //! are read in the same way, until a thread has memory ready for them: their next read goes there, they are laid over
-//! for good, and are not read again.
+//! for good, and are not read again. Of a tensor of experts, one token needs few: they are read when the graph has
+//! chosen them.
 //!
 //! Addresses never change, and at every moment an address yields the file's bytes: from a block whose read
 //! has completed, from pinned memory, or from the file's mapping. A graph that differs from the planned one is
 //! therefore slow, not wrong.
 
 mod bandwidth;
+mod experts;
 mod kept;
 mod memory;
 mod pin;

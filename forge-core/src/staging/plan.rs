@@ -45,7 +45,7 @@ impl Region {
 }
 
 /// Pages that are read, used and given back together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unit {
     /// Its pages.
     pub regions: Vec<Region>,
@@ -54,10 +54,13 @@ pub struct Unit {
     pub tensors: Vec<usize>,
     /// Whether single rows of it are read through the mapping too, while it is not staged.
     pub rows: bool,
+    /// Bytes of one matrix, when it is a tensor of several of which a token uses some: its experts. For a batch of
+    /// one token only those are read, once they are known.
+    pub expert_bytes: Option<usize>,
 }
 
 impl Unit {
-    /// Bytes read in a pass.
+    /// Bytes read in a pass, for more than one token.
     pub fn bytes(&self) -> usize {
         self.regions.iter().map(|region| region.bytes).sum()
     }
@@ -86,6 +89,8 @@ pub struct StreamPlan {
     pub block_bytes: usize,
     /// Blocks in the pool.
     pub blocks: usize,
+    /// Bytes of memory for the experts that a token uses at once.
+    pub experts_bytes: usize,
     /// Most bytes in one read.
     pub read_bytes: usize,
     /// Reads under way at once.
@@ -126,6 +131,13 @@ impl StreamPlan {
         }
         if self.kept.iter().any(|unit| unit.rows) {
             return wrong("keeps units of which rows are read");
+        }
+        let whole = |unit: &Unit| {
+            unit.expert_bytes
+                .is_none_or(|bytes| bytes > 0 && unit.regions.len() == 1 && unit.tensors.len() == 1)
+        };
+        if !self.units.iter().chain(&self.kept).all(whole) {
+            return wrong("has units with experts that are not one tensor");
         }
         let regions = self.regions();
         let aligned = |region: &Region| {
@@ -172,6 +184,7 @@ mod tests {
             units: Vec::new(),
             block_bytes: 1 << 21,
             blocks: 1,
+            experts_bytes: 0,
             read_bytes: 1 << 21,
             readers: 1,
         }
@@ -187,10 +200,14 @@ mod tests {
         assert!(plan(vec![region(usize::MAX - 4095, 4096)]).check().is_err());
         assert!(StreamPlan { block_bytes: 12288, ..plan(vec![]) }.check().is_err());
         assert!(StreamPlan { readers: 0, ..plan(vec![]) }.check().is_err());
-        let unit = |rows| Unit { regions: vec![region(0, 4096)], tensors: Vec::new(), rows };
+        let unit = |rows| Unit { regions: vec![region(0, 4096)], rows, ..Unit::default() };
         assert!(StreamPlan { kept: vec![unit(false)], ..plan(vec![]) }.check().is_ok());
         assert!(StreamPlan { kept: vec![unit(false)], ..plan(vec![region(0, 4096)]) }.check().is_err());
         assert!(StreamPlan { kept: vec![unit(true)], ..plan(vec![]) }.check().is_err());
+        let experts = |bytes, tensors| Unit { expert_bytes: Some(bytes), tensors, ..unit(false) };
+        assert!(StreamPlan { units: vec![experts(64, vec![9])], ..plan(vec![]) }.check().is_ok());
+        assert!(StreamPlan { units: vec![experts(0, vec![9])], ..plan(vec![]) }.check().is_err());
+        assert!(StreamPlan { units: vec![experts(64, vec![9, 10])], ..plan(vec![]) }.check().is_err());
     }
 
     proptest! {

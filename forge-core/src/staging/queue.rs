@@ -103,6 +103,14 @@ struct State {
     loads: VecDeque<Load>,
     /// The number of the next unit to begin reading.
     next: u64,
+    /// The pass in which all experts are read. Others are taken to be for one token.
+    whole_pass: Option<u64>,
+    /// Units whose experts are read when they are chosen, which is why nothing else is read of them.
+    chosen: BTreeSet<u64>,
+    /// Reads that come first, not begun yet.
+    first_of_all: VecDeque<Job>,
+    /// Those of them that have not arrived.
+    awaited: usize,
     /// Reads under way.
     under_way: usize,
     /// Nothing new is read while this is set.
@@ -121,6 +129,8 @@ struct Shared {
     units: Vec<Vec<Region>>,
     /// The units that are to stay, by their position in the order of use.
     kept: Vec<(usize, Unit)>,
+    /// Which units have experts, in order of use.
+    experts: Vec<bool>,
     /// No more memory is to be made ready for units.
     provided: AtomicBool,
     reader: Arc<dyn ReadAt>,
@@ -140,8 +150,10 @@ pub(super) struct Queue {
 }
 
 /// What a reader does next.
+#[derive(Debug)]
 struct Job {
-    number: u64,
+    /// The unit that it is for, if somebody does not wait for it alone.
+    number: Option<u64>,
     file: usize,
     offset: u64,
     targets: Vec<Target>,
@@ -166,6 +178,10 @@ impl Queue {
                 homes: order.iter().map(|_| Home::Disk(None)).collect(),
                 loads: VecDeque::new(),
                 next: 0,
+                whole_pass: Some(0),
+                chosen: BTreeSet::new(),
+                first_of_all: VecDeque::new(),
+                awaited: 0,
                 under_way: 0,
                 paused: false,
                 stop: false,
@@ -173,6 +189,7 @@ impl Queue {
             }),
             work: Condvar::new(),
             arrived: Condvar::new(),
+            experts: order.iter().map(|&unit| units[unit].expert_bytes.is_some()).collect(),
             units: order.iter().map(pieces).collect(),
             kept: kept.map(|(position, &unit)| (position, units[unit].clone())).collect(),
             provided: AtomicBool::new(false),
@@ -200,6 +217,74 @@ impl Queue {
         let name = "memory-provider".to_owned();
         queue.provider = Some(thread::Builder::new().name(name).spawn(move || shared.provide(own))?);
         Ok(queue)
+    }
+
+    /// Says whether the pass that begins with unit `first` is for one token: what was read ahead for another kind of
+    /// pass is forgotten.
+    pub(super) fn expect(&self, first: u64, single: bool) {
+        if !self.shared.experts.contains(&true) {
+            return;
+        }
+        let pass = self.shared.pass(first);
+        if (self.shared.lock().whole_pass == Some(pass)) == single {
+            let mut state = self.shared.forget(first);
+            state.whole_pass = (!single).then_some(pass);
+            state.paused = false;
+            drop(state);
+            self.shared.work.notify_all();
+        }
+    }
+
+    /// Whether the unit at `position` is in memory to stay.
+    pub(super) fn in_memory(&self, position: usize) -> bool {
+        matches!(self.shared.lock().homes[position], Home::Memory)
+    }
+
+    /// Whether the chosen experts of unit `number` have to be read: it is not in memory, and will not be by the time
+    /// it is needed.
+    pub(super) fn needs_experts(&self, number: u64) -> bool {
+        let mut state = self.shared.lock();
+        if matches!(state.homes[self.shared.position(number)], Home::Memory) {
+            return false;
+        }
+        if number >= state.next {
+            state.chosen.insert(number);
+            return true;
+        }
+        // A unit that was taken already and has pieces was read whole.
+        state.loads.iter().find(|load| load.number == number).is_none_or(|load| load.total == 0)
+    }
+
+    /// Reads regions to their places before anything else, and waits for that; returns how long it took.
+    ///
+    /// # Safety
+    /// The places are mapped, writable, and used by nobody else until this returns.
+    pub(super) unsafe fn read_first(&self, places: &[(Region, usize)]) -> io::Result<Duration> {
+        let started = Instant::now();
+        let most = self.shared.read_bytes;
+        let jobs = places.iter().flat_map(|&(region, place)| {
+            (0..region.bytes).step_by(most).map(move |skip| {
+                let bytes = most.min(region.bytes - skip);
+                let targets = vec![Target { address: place + skip, bytes }];
+                Job { number: None, file: region.file, offset: region.offset + skip as u64, targets }
+            })
+        });
+        let mut state = self.shared.lock();
+        state.first_of_all.extend(jobs);
+        state.awaited = state.first_of_all.len();
+        self.shared.work.notify_all();
+        loop {
+            if state.error.is_some() {
+                // What is under way still has its place.
+                state.awaited -= state.first_of_all.len();
+                state.first_of_all.clear();
+            }
+            if state.awaited == 0 {
+                break;
+            }
+            state = self.shared.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.shared.failed(&state).map(|()| started.elapsed())
     }
 
     /// Takes the next unit, which must be `number`, if it has arrived.
@@ -310,6 +395,15 @@ impl Shared {
         (number % self.units.len() as u64) as usize
     }
 
+    /// The pass that a unit is read for.
+    fn pass(&self, number: u64) -> u64 {
+        number / self.units.len() as u64
+    }
+
+    fn failed(&self, state: &State) -> io::Result<()> {
+        state.error.as_ref().map_or(Ok(()), |error| Err(io::Error::new(error.kind(), error.to_string())))
+    }
+
     /// Forgets what was read ahead; the next unit is `number`. Nothing is read any more.
     fn forget(&self, number: u64) -> MutexGuard<'_, State> {
         let mut state = self.lock();
@@ -325,13 +419,12 @@ impl Shared {
             }
         }
         state.next = number;
+        state.chosen.clear();
         state
     }
 
     fn take(&self, state: &mut State, number: u64) -> io::Result<Option<Loaded>> {
-        if let Some(error) = &state.error {
-            return Err(io::Error::new(error.kind(), error.to_string()));
-        }
+        self.failed(state)?;
         let next = state.loads.front();
         if next.is_none_or(|load| load.number != number || load.arrived < load.total) {
             return Ok(None);
@@ -375,17 +468,20 @@ impl Shared {
             };
             state.under_way += 1;
             drop(state);
-            // SAFETY: the targets are blocks of the pool that were taken off the free list for this job, or parts
-            // of a unit's own memory that belong to this load: no other reader has them, and the computation gets
-            // them only once they have arrived.
+            // SAFETY: the targets are blocks of the pool that were taken off the free list for this job, parts of a
+            // unit's own memory that belong to this load, or the places of `read_first`, which waits: no other reader
+            // has them, and the computation gets them only once they have arrived.
             let read = unsafe { self.reader.read(job.file, job.offset, &job.targets) };
             state = self.lock();
             state.under_way -= 1;
+            if job.number.is_none() {
+                state.awaited -= 1;
+            }
             match read {
                 Ok(()) => {
                     let bytes = job.targets.iter().map(|target| target.bytes as u64).sum();
                     self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
-                    if let Some(load) = state.loads.iter_mut().find(|load| load.number == job.number) {
+                    if let Some(load) = state.loads.iter_mut().find(|load| Some(load.number) == job.number) {
                         load.arrived += job.targets.len();
                     }
                 }
@@ -402,6 +498,9 @@ impl Shared {
     /// are free blocks for. In order, so that the unit needed first never waits for blocks that a later one
     /// holds.
     fn next_job(&self, state: &mut State) -> Option<Job> {
+        if let Some(job) = state.first_of_all.pop_front() {
+            return Some(job);
+        }
         if state.paused {
             return None;
         }
@@ -416,7 +515,7 @@ impl Shared {
         let unit = &self.units[self.position(load.number)];
         let first = unit[load.issued];
         let mut job =
-            Job { number: load.number, file: first.file, offset: first.offset, targets: Vec::new() };
+            Job { number: Some(load.number), file: first.file, offset: first.offset, targets: Vec::new() };
         let mut bytes = 0;
         while let Some(&region) = unit.get(load.issued) {
             let follows = region.file == job.file && region.offset == job.offset + bytes as u64;
@@ -445,7 +544,11 @@ impl Shared {
         let number = state.next;
         state.next += 1;
         let position = self.position(number);
+        let chosen = state.chosen.remove(&number);
+        let one_token = state.whole_pass != Some(self.pass(number));
         let (total, own) = match &mut state.homes[position] {
+            // One that gets memory to stay in is read whole, unless its experts are read already.
+            Home::Disk(own) if self.experts[position] && one_token && (own.is_none() || chosen) => (0, None),
             Home::Disk(own) => (self.units[position].len(), own.take()),
             Home::Memory => (0, None),
         };

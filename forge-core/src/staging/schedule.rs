@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::ffi::CStr;
 
+use super::experts;
 use super::plan::Unit;
-use crate::graph::PlannedNode;
+use crate::graph::{ChosenExperts, PlannedNode};
 
 /// The nodes of a graph and the units they use.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,6 +23,21 @@ pub(super) struct Step {
     pub(super) begun: usize,
     /// Positions in the order of the units whose last use is here.
     pub(super) ends: Vec<usize>,
+    /// Whether its result names experts.
+    pub(super) names_experts: bool,
+    /// The experts that are used here and not before.
+    pub(super) experts: Option<ExpertUse>,
+}
+
+/// Experts of several units with the same numbers.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ExpertUse {
+    /// The step that names them.
+    pub(super) named_by: usize,
+    /// How many of each unit a token uses.
+    pub(super) for_a_token: usize,
+    /// Positions of the units in the order.
+    pub(super) positions: Vec<usize>,
 }
 
 impl Schedule {
@@ -35,6 +51,7 @@ impl Schedule {
         }
         let mut order = Vec::new();
         let mut last_use = HashMap::new();
+        let mut choices: HashMap<usize, usize> = HashMap::new();
         let mut steps: Vec<Step> = Vec::with_capacity(nodes.len());
         for (index, node) in nodes.iter().enumerate() {
             for (source, address) in node.reads.iter().enumerate() {
@@ -46,12 +63,37 @@ impl Schedule {
                     order.push(unit);
                 }
             }
-            steps.push(Step { name: node.name.clone(), begun: order.len(), ends: Vec::new() });
+            steps.push(Step {
+                name: node.name.clone(),
+                begun: order.len(),
+                ends: Vec::new(),
+                names_experts: false,
+                experts: None,
+            });
+            let unit = node.reads.first().and_then(|address| unit_of.get(address));
+            let position = unit.filter(|&&unit| units[unit].expert_bytes.is_some());
+            let position = position.and_then(|unit| order.iter().position(|other| other == unit));
+            if let (Some(chosen), Some(position)) = (node.experts, position) {
+                let first = *choices.entry(chosen.by).or_insert(index);
+                let ChosenExperts { by: named_by, for_a_token } = chosen;
+                let none = ExpertUse { named_by, for_a_token, positions: Vec::new() };
+                steps[first].experts.get_or_insert(none).positions.push(position);
+                steps[named_by].names_experts = true;
+            }
         }
         for (position, unit) in order.iter().enumerate() {
             steps[last_use[unit]].ends.push(position);
         }
         Self { steps, order }
+    }
+
+    /// The most bytes of experts that a token uses at once.
+    pub(super) fn most_expert_bytes(&self, units: &[Unit]) -> usize {
+        let bytes = |used: &ExpertUse| {
+            let units = used.positions.iter().map(|&position| &units[self.order[position]]);
+            units.map(|unit| experts::most_bytes(unit, used.for_a_token)).sum()
+        };
+        self.steps.iter().filter_map(|step| step.experts.as_ref()).map(bytes).max().unwrap_or(0)
     }
 
     /// The most blocks that are in use at once, when each unit is there from its first to its last use.
@@ -76,12 +118,18 @@ mod tests {
     use super::*;
 
     fn node(name: &CStr, reads: &[usize]) -> PlannedNode {
-        PlannedNode { name: name.into(), computes_nothing: false, reads_rows: false, reads: reads.to_vec() }
+        PlannedNode {
+            name: name.into(),
+            computes_nothing: false,
+            reads_rows: false,
+            experts: None,
+            reads: reads.to_vec(),
+        }
     }
 
     fn unit(tensors: &[usize], pages: usize) -> Unit {
         let region = Region { file: 0, offset: 0, address: 0, bytes: pages * PAGE_BYTES };
-        Unit { regions: vec![region], tensors: tensors.to_vec(), rows: false }
+        Unit { regions: vec![region], tensors: tensors.to_vec(), ..Unit::default() }
     }
 
     #[test]
@@ -98,5 +146,35 @@ mod tests {
         let ends: Vec<&[usize]> = schedule.steps.iter().map(|step| step.ends.as_slice()).collect();
         assert_eq!(ends, [&[][..], &[], &[], &[1], &[0], &[2]]);
         assert_eq!(schedule.most_blocks(&units, PAGE_BYTES), 4);
+        assert_eq!(schedule.most_expert_bytes(&units), 0);
+    }
+
+    #[test]
+    fn experts_are_needed_where_the_first_node_with_their_choice_is() {
+        let chosen = |by, name, reads: &[usize]| PlannedNode {
+            experts: Some(ChosenExperts { by, for_a_token: 2 }),
+            ..node(name, reads)
+        };
+        let nodes = [
+            node(c"q", &[10]),
+            node(c"numbers", &[]),
+            chosen(1, c"gate", &[20]),
+            chosen(1, c"up", &[30]),
+            chosen(0, c"other", &[40]),
+            chosen(1, c"down", &[50]),
+        ];
+        let experts = |address| Unit { expert_bytes: Some(PAGE_BYTES), ..unit(&[address], 8) };
+        let units = [experts(50), experts(20), unit(&[10], 1), experts(30)];
+        let schedule = Schedule::new(&nodes, &units);
+        assert_eq!(schedule.order, [2, 1, 3, 0]);
+        let names: Vec<bool> = schedule.steps.iter().map(|step| step.names_experts).collect();
+        assert_eq!(names, [false, true, false, false, false, false]);
+        let uses =
+            schedule.steps.iter().enumerate().filter_map(|(at, step)| Some((at, step.experts.as_ref()?)));
+        // The matrix at 40 is no unit: it is in memory.
+        let used = ExpertUse { named_by: 1, for_a_token: 2, positions: vec![1, 2, 3] };
+        assert_eq!(uses.collect::<Vec<_>>(), [(2, &used)]);
+        // Two experts of three tensors, each a page that may lie across two.
+        assert_eq!(schedule.most_expert_bytes(&units), 3 * 2 * 2 * PAGE_BYTES);
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::experts::Experts;
 use super::memory::{advise_random, drop_pages, lay_over, map_file};
 use super::pin::pin;
 use super::plan::{Region, StreamPlan};
@@ -16,7 +17,7 @@ use super::reader::ReadAt;
 use super::schedule::Schedule;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::{Node, Observer, PlannedNode};
+use crate::graph::{ExpertNumbers, Node, Observer, PlannedNode};
 use crate::mapping::require_mapped;
 use crate::model::Claim;
 
@@ -88,6 +89,10 @@ struct Streamer<'model> {
     first: u64,
     /// Whether the present batch has one token.
     single: bool,
+    /// The experts that it uses.
+    experts: Experts,
+    /// What names them: the step, and where its result is.
+    numbers: Option<(usize, ExpertNumbers)>,
     /// Units that are laid over the mapping, by their position in the order of use.
     staged: HashMap<usize, Loaded>,
     /// Units staged in this pass so far, whether they still are or not.
@@ -119,6 +124,11 @@ pub fn stream(
     if sizes.batch_tokens > sizes.micro_batch_tokens {
         return Err(Error::limit("streaming needs a batch no larger than the micro-batch"));
     }
+    if sizes.sequences > 1 {
+        return Err(Error::limit(
+            "streaming needs a context with one sequence: a batch of several is several graphs",
+        ));
+    }
     let claim = context.model().claim()?;
     let files = plan.files.iter().map(File::open).collect::<io::Result<Vec<_>>>();
     let files = files.map_err(|error| system("open the model's files", &error))?;
@@ -135,10 +145,19 @@ pub fn stream(
     };
     // SAFETY: the regions were just compared with the kernel's own list of this process's mappings; the claim
     // keeps every other context of the model away, and this one does not decode now.
-    unsafe { pin(&plan.pinned, plan.readers, &*reader, progress) }.map_err(|error| cannot_pin(&error))?;
+    if let Err(error) = unsafe { pin(&plan.pinned, plan.readers, &*reader, progress) } {
+        if error.kind() != io::ErrorKind::Interrupted {
+            // There may be a place where nothing is mapped now: nobody may use the model any more.
+            std::mem::forget(claim);
+        }
+        return Err(cannot_pin(&error));
+    }
     let by_rows = plan.units.iter().filter(|unit| unit.rows).flat_map(|unit| &unit.regions);
     let rows: Vec<Region> = plan.rows.iter().chain(by_rows).copied().collect();
     rows.iter().for_each(advise_random);
+    let units = plan.all_units();
+    let experts = Experts::map(one.order.iter().map(|&unit| &units[unit]), plan.experts_bytes)
+        .map_err(|error| system("make room for experts", &error))?;
     let queue = Queue::start(plan, &one.order, Arc::clone(&reader));
     let queue = queue.map_err(|error| system("start reading", &error))?;
     let counters = Arc::new(Counters::default());
@@ -160,6 +179,8 @@ pub fn stream(
         counters,
         first: 0,
         single: true,
+        experts,
+        numbers: None,
         staged: HashMap::new(),
         begun: 0,
         asked: 0,
@@ -176,6 +197,13 @@ fn schedules(nodes: &[Vec<PlannedNode>; 2], plan: &StreamPlan) -> Result<[Schedu
     let schedules = [Schedule::new(&nodes[0], &units), Schedule::new(&nodes[1], &units)];
     if schedules[0].order != schedules[1].order || schedules[0].order.len() != units.len() {
         return Err(Error::limit("the graphs for one and for many tokens use the units in another order"));
+    }
+    let experts = schedules[0].most_expert_bytes(&units);
+    if experts > plan.experts_bytes {
+        return Err(Error::limit(format!(
+            "memory for {} bytes of experts is too small: a token uses {experts}",
+            plan.experts_bytes
+        )));
     }
     for schedule in &schedules {
         let needed = schedule.most_blocks(&units, plan.block_bytes);
@@ -202,8 +230,7 @@ impl Streamer<'_> {
             let number = self.first + self.begun as u64;
             let arrived = if self.begun < count {
                 self.queue.take(number).map(|(loaded, waited)| {
-                    let waited = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
-                    self.counters.stalled_ns.fetch_add(waited, Ordering::Relaxed);
+                    self.count_stall(waited);
                     Some(loaded)
                 })
             } else {
@@ -214,8 +241,7 @@ impl Streamer<'_> {
             for (region, source) in loaded.runs() {
                 // SAFETY: the pages hold what the mapping shows at the address, because their reads have
                 // completed; no compute thread is working while an observer runs.
-                unsafe { lay_over(source, region.address, region.bytes) }
-                    .map_err(|error| system("stage the weights", &error))?;
+                unsafe { self.lay(&region, source) }?;
             }
             if !loaded.stays() && !loaded.pieces.is_empty() {
                 self.staged.insert(self.begun, loaded);
@@ -225,10 +251,72 @@ impl Streamer<'_> {
         Ok(())
     }
 
-    /// Takes the unit at `position` away: its pages go back to the pool, and the file is mapped there again.
+    /// Lays pages over the mapping.
+    ///
+    /// # Safety
+    /// As for [`lay_over`].
+    unsafe fn lay(&mut self, region: &Region, source: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { lay_over(source, region.address, region.bytes) }.map_err(|error| {
+            // Nothing may be mapped there now.
+            std::mem::forget(self.claim.take());
+            system("stage the weights", &error)
+        })
+    }
+
+    /// Whether the step at `at` is the first with experts that are not in memory.
+    fn chooses(&self, at: usize) -> bool {
+        let used =
+            self.schedule().steps.get(at).and_then(|step| step.experts.as_ref()).filter(|_| self.single);
+        used.is_some_and(|used| used.positions.iter().any(|&position| !self.queue.in_memory(position)))
+    }
+
+    /// Reads the experts that the step to come and later ones use, and lays them over the mapping.
+    fn stage_experts(&mut self) -> Result<()> {
+        // Those before have been used.
+        let laid = std::mem::take(&mut self.experts.laid);
+        self.take_away(&laid)?;
+        let used = self.schedule().steps[self.asked].experts.as_ref();
+        let Some((used, numbers)) = used.zip(self.numbers) else { return Ok(()) };
+        if numbers.0 != used.named_by {
+            return Ok(());
+        }
+        // SAFETY: the node was asked for in this decode, and is computed, because the one that was computed last is
+        // not before it; what uses it comes next. No compute thread is working while an observer runs.
+        let numbers = unsafe { numbers.1.read() };
+        let on_disk = |position: &usize| self.queue.needs_experts(self.first + *position as u64);
+        let positions: Vec<usize> = used.positions.iter().copied().filter(on_disk).collect();
+        let places = self.experts.places(&positions, &numbers);
+        let places = places.map_err(|error| system("make room for experts", &error))?;
+        // SAFETY: the places are the experts' own memory, which is not laid over anything now.
+        let waited = unsafe { self.queue.read_first(&places) };
+        let waited = waited.map_err(|error| system("read the weights", &error))?;
+        self.count_stall(waited);
+        for (region, source) in places {
+            self.experts.laid.push((region, source));
+            // SAFETY: the pages hold what the mapping shows at the address, because their reads have completed; no
+            // compute thread is working while an observer runs.
+            unsafe { self.lay(&region, source) }?;
+        }
+        Ok(())
+    }
+
+    fn count_stall(&self, waited: Duration) {
+        let waited = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        self.counters.stalled_ns.fetch_add(waited, Ordering::Relaxed);
+    }
+
+    /// Takes the unit at `position` away: its pages go back to the pool.
     fn release(&mut self, position: usize) -> Result<()> {
         let Some(loaded) = self.staged.remove(&position) else { return Ok(()) };
-        for (region, source) in loaded.runs() {
+        self.take_away(&loaded.runs())?;
+        self.queue.give_back(&loaded);
+        Ok(())
+    }
+
+    /// Moves pages back to where they were read to, and maps the file there again.
+    fn take_away(&mut self, laid: &[(Region, usize)]) -> Result<()> {
+        for &(region, source) in laid {
             // SAFETY: no compute thread is working while an observer runs, so nobody sees the moment between
             // the two; the address range is the model's mapping of this file.
             let restored = unsafe {
@@ -241,7 +329,6 @@ impl Streamer<'_> {
                 return Err(system("put the mapping back", &error));
             }
         }
-        self.queue.give_back(&loaded);
         Ok(())
     }
 
@@ -263,7 +350,13 @@ impl Observer for Streamer<'_> {
         // decodes. The claim keeps every other context of the model away, and this one does not decode now.
         let pinned = unsafe { pin(&missing, self.readers, &*self.reader, &mut |_| go_on()) };
         self.queue.resume(pinned.is_ok());
-        pinned.map_err(|error| cannot_pin(&error))
+        pinned.map_err(|error| {
+            if error.kind() != io::ErrorKind::Interrupted {
+                // There may be a place where nothing is mapped now.
+                std::mem::forget(self.claim.take());
+            }
+            cannot_pin(&error)
+        })
     }
 
     fn begin(&mut self, tokens: usize) -> Result<()> {
@@ -274,12 +367,17 @@ impl Observer for Streamer<'_> {
         self.begun = 0;
         self.asked = 0;
         self.planned = true;
+        self.numbers = None;
+        self.queue.expect(self.first, self.single);
         let count = self.schedule().steps.first().map_or(0, |step| step.begun);
-        self.stage(count)
+        self.stage(count).or_else(|error| {
+            // Nothing will be computed, and nobody calls for what was staged to be taken away.
+            self.error = Some(error);
+            self.end()
+        })
     }
 
     fn wants(&mut self, node: Node<'_>) -> bool {
-        let (begun, staged) = (self.begun, &self.staged);
         let steps = &self.schedule().steps;
         let step = steps.get(self.asked).filter(|step| self.planned && *step.name == *node.name());
         let Some(step) = step else {
@@ -287,11 +385,16 @@ impl Observer for Streamer<'_> {
             self.planned = false;
             return false;
         };
-        let next_begins = steps.get(self.asked + 1).is_some_and(|next| next.begun > begun);
+        let next = steps.get(self.asked + 1);
+        let next_begins = next.is_some_and(|next| next.begun > self.begun);
         // A stop of the computation takes time: what is in memory to stay is no reason for one.
-        let wanted = next_begins || step.ends.iter().any(|position| staged.contains_key(position));
+        let ends = step.ends.iter().any(|position| self.staged.contains_key(position));
+        let names_experts = step.names_experts;
+        if names_experts && self.single {
+            self.numbers = node.as_expert_numbers().map(|numbers| (self.asked, numbers));
+        }
         self.asked += 1;
-        wanted
+        next_begins || ends || self.chooses(self.asked)
     }
 
     fn computed(&mut self, _: Node<'_>) -> ControlFlow<()> {
@@ -303,13 +406,21 @@ impl Observer for Streamer<'_> {
                 return self.give_up(error);
             }
         }
-        match self.stage(count) {
+        let mut staged = self.stage(count);
+        if staged.is_ok() && self.chooses(self.asked) {
+            staged = self.stage_experts();
+        }
+        match staged {
             Ok(()) => ControlFlow::Continue(()),
             Err(error) => self.give_up(error),
         }
     }
 
     fn end(&mut self) -> Result<()> {
+        let laid = std::mem::take(&mut self.experts.laid);
+        if let Err(error) = self.take_away(&laid) {
+            self.error.get_or_insert(error);
+        }
         let mut positions: Vec<usize> = self.staged.keys().copied().collect();
         positions.sort_unstable();
         for position in positions {

@@ -115,8 +115,11 @@ pub struct Figures {
     /// Bytes of them read before the prompt.
     #[serde(default)]
     pub pinned_from_start_bytes: Option<f64>,
-    /// Bytes the policy reads in every pass.
+    /// Bytes the policy reads in every pass for more than one token.
     pub streamed_bytes_per_pass: Option<f64>,
+    /// Bytes the policy reads in a pass for one token: of experts, those that it uses.
+    #[serde(default)]
+    pub streamed_bytes_per_token: Option<f64>,
     /// Milliseconds the computation waited for reads.
     pub stall_ms: Option<f64>,
 }
@@ -155,6 +158,7 @@ impl Figures {
             pinned_bytes: bytes(streaming.map(|streaming| streaming.pinned_bytes)),
             pinned_from_start_bytes: bytes(streaming.map(|streaming| streaming.pinned_from_start_bytes)),
             streamed_bytes_per_pass: bytes(streaming.map(|streaming| streaming.streamed_bytes_per_pass)),
+            streamed_bytes_per_token: bytes(streaming.map(|streaming| streaming.streamed_bytes_per_token)),
             stall_ms: streaming.map(|streaming| streaming.stall_ms),
         }
     }
@@ -174,6 +178,7 @@ impl Figures {
             pinned_bytes: of(|round| round.pinned_bytes),
             pinned_from_start_bytes: of(|round| round.pinned_from_start_bytes),
             streamed_bytes_per_pass: of(|round| round.streamed_bytes_per_pass),
+            streamed_bytes_per_token: of(|round| round.streamed_bytes_per_token),
             stall_ms: of(|round| round.stall_ms),
         }
     }
@@ -265,7 +270,11 @@ fn same<'logits>(mut all: impl Iterator<Item = &'logits String>) -> Option<bool>
 fn limit(subject: &Subject, resident: &Figures, policy: &Figures, disk: Option<Vec<f64>>) -> Limit {
     let disk = disk.and_then(median).filter(|&bytes| bytes > 0.0);
     // Without streaming nothing has to be read after the load.
-    let streamed = policy.streamed_bytes_per_pass.unwrap_or(0.0);
+    let token = policy.streamed_bytes_per_token.unwrap_or(0.0);
+    let pass = match subject.request.prompt_tokens {
+        1 => token,
+        _ => policy.streamed_bytes_per_pass.unwrap_or(0.0),
+    };
     let reading = |bytes: f64| match disk {
         _ if bytes == 0.0 => Some(0.0),
         disk => disk.map(|disk| bytes / disk),
@@ -278,9 +287,9 @@ fn limit(subject: &Subject, resident: &Figures, policy: &Figures, disk: Option<V
     // Without streaming the load reads the weights, before the prompt. Rows that are read one by one are in neither.
     let kept = policy.pinned_bytes.unwrap_or(subject.weight_bytes as f64);
     let before = policy.pinned_from_start_bytes.unwrap_or(kept);
-    let for_prompt = |once: f64| longer(resident.prompt_ms, milliseconds(reading(once + passes * streamed)));
+    let for_prompt = |once: f64| longer(resident.prompt_ms, milliseconds(reading(once + passes * pass)));
     Limit {
-        seconds_per_token: longer(resident.seconds_per_token, reading(streamed)),
+        seconds_per_token: longer(resident.seconds_per_token, reading(token)),
         prompt_ms: for_prompt(kept - before),
         first_token_ms: for_prompt(kept),
     }
@@ -309,6 +318,7 @@ mod tests {
             pinned_bytes: 2000,
             pinned_from_start_bytes: 500,
             streamed_bytes_per_pass: bytes,
+            streamed_bytes_per_token: bytes / 2,
             ..Streaming::default()
         });
         report.outcome = Outcome { result: RunResult::Ok, ..Outcome::default() };
@@ -334,14 +344,14 @@ mod tests {
             measured(Way::Resident, &[10.0], None),
         ];
         let bench = Bench::new(subject(), Ok(vec![2000.0, 4000.0]), ways);
-        // 1000 bytes at 3000 bytes a second take longer than a tenth of a second.
+        // 500 bytes at 3000 bytes a second take longer than a tenth of a second.
         let limit = bench.limit.unwrap();
-        assert_eq!(limit.seconds_per_token, Some(1.0 / 3.0));
+        assert_eq!(limit.seconds_per_token, Some(0.5 / 3.0));
         // 2000 bytes once, and 1000 in each of two passes, take longer than computing for a second; 500 of them are
         // read before the prompt.
         assert_eq!(limit.prompt_ms, Some(3500.0 / 3.0));
         assert_eq!(limit.first_token_ms, Some(4000.0 / 3.0));
-        assert_eq!((bench.token_over_limit, bench.same_logits), (Some(1.5), Some(true)));
+        assert_eq!((bench.token_over_limit, bench.same_logits), (Some(3.0), Some(true)));
         assert_eq!(bench.times_as_fast_as_paging, Some(4.0));
         assert_eq!(bench.ways[0].median.read_per_token_bytes, Some(1000.0));
     }

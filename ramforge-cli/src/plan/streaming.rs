@@ -3,8 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::gguf::Model;
-use crate::residency::stream::{Weight, choose, piece_rows, pieces};
+use super::weights::WeightClass;
+use crate::gguf::{Model, TensorInfo};
+use crate::residency::stream::{Experts, Weight, choose, piece_rows, pieces};
 
 /// A choice of the streaming policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -32,6 +33,7 @@ pub(super) fn weights(model: &Model) -> Vec<Weight> {
             layer: tensor.layer(),
             used: None,
             rows,
+            experts: experts(model, tensor),
         };
         let splits = whole.layer.is_none() && (tied || !rows);
         match piece_rows(tensor.bytes, tensor.shape[1]).filter(|_| splits) {
@@ -48,6 +50,14 @@ pub(super) fn weights(model: &Model) -> Vec<Weight> {
     weights
 }
 
+/// The experts of a tensor that has some.
+fn experts(model: &Model, tensor: &TensorInfo) -> Option<Experts> {
+    let used = &model.hyperparameters()?.expert_used_count;
+    let used = *used.get(tensor.layer()? as usize)?;
+    let class = WeightClass::of(&tensor.name);
+    Experts::new(tensor.bytes, tensor.shape[2], used.into()).filter(|_| class == WeightClass::Experts)
+}
+
 /// What the policy chooses when the weights may take `budget` bytes.
 ///
 /// # Errors
@@ -57,6 +67,7 @@ pub(super) fn stream(weights: &[Weight], budget: u64) -> Result<Streaming, u64> 
     let total: u64 = weights.iter().map(|weight| weight.bytes).sum();
     let (pinned_bytes, pool_bytes) = (choice.pinned_bytes(), choice.pool_bytes());
     let rows: u64 = choice.rows.iter().map(|pages| pages.bytes()).sum();
-    let read_per_token_bytes = total.saturating_sub(pinned_bytes).saturating_sub(rows);
+    let unused = choice.streamed_bytes() - choice.token_bytes();
+    let read_per_token_bytes = total.saturating_sub(pinned_bytes + rows + unused);
     Ok(Streaming { pinned_bytes, pool_bytes, read_per_token_bytes })
 }

@@ -26,7 +26,7 @@ pub enum WeightClass {
 }
 
 impl WeightClass {
-    fn of(name: &str) -> Self {
+    pub(super) fn of(name: &str) -> Self {
         let own =
             name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, own)| own);
         match own {

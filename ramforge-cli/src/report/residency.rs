@@ -269,8 +269,11 @@ pub struct Streaming {
     /// Bytes of them that stayed in memory when this was written.
     #[serde(default)]
     pub kept_bytes: u64,
-    /// Bytes of units that pass through the slots each time the graph runs.
+    /// Bytes of units that pass through the slots each time the graph runs for more than one token.
     pub streamed_bytes_per_pass: u64,
+    /// Bytes of them that are read when the graph runs for one token: of experts, those that it uses.
+    #[serde(default)]
+    pub streamed_bytes_per_token: u64,
     /// Times the graph ran.
     pub passes: u64,
     /// Bytes read from the files.
@@ -279,6 +282,9 @@ pub struct Streaming {
     pub slots: u32,
     /// Bytes of one slot.
     pub slot_bytes: u64,
+    /// Bytes of memory for the experts that a token uses.
+    #[serde(default)]
+    pub experts_bytes: u64,
     /// Time the computation waited for a read.
     pub stall_ms: f64,
     /// How the reads are done.

@@ -8,7 +8,7 @@ use forge_core::staging::{ReadAt, Region, StreamHandle, StreamPlan, Unit, buffer
 use forge_core::{Context, Model, PlannedNode};
 
 use super::inventory::{Backing, Inventory, PAGE};
-use super::stream::{self, Choice, Pages, Weight, choose, piece_rows, pieces};
+use super::stream::{self, Choice, Experts, Pages, Weight, choose, piece_rows, pieces};
 use crate::observe::process::{Process, Which};
 use crate::plan::reserve;
 use crate::report::{self, AdmissionTerm};
@@ -156,7 +156,7 @@ impl Streaming {
         format!(
             "streaming: {} of weights stay in memory, {} are read for each token",
             crate::size::readable(self.choice.pinned_bytes()),
-            crate::size::readable(self.choice.streamed_bytes()),
+            crate::size::readable(self.choice.token_bytes()),
         )
     }
 
@@ -178,10 +178,12 @@ impl Streaming {
             pinned_from_start_bytes: stats.bytes_pinned,
             kept_bytes: stats.bytes_kept,
             streamed_bytes_per_pass: self.choice.streamed_bytes(),
+            streamed_bytes_per_token: self.choice.token_bytes(),
             passes: stats.passes,
             bytes_read: stats.bytes_read,
             slots: u32::try_from(self.choice.blocks).unwrap_or(u32::MAX),
             slot_bytes: self.choice.means.block_bytes,
+            experts_bytes: self.choice.experts_bytes,
             stall_ms: stats.stalled.as_secs_f64() * 1000.0,
             io: "threads".to_owned(),
             direct_io: self.direct,
@@ -200,12 +202,16 @@ impl Streaming {
 fn weights(inventory: &Inventory, nodes: &[PlannedNode]) -> (Vec<Weight>, Vec<usize>) {
     let mut used: HashMap<usize, (usize, usize)> = HashMap::new();
     let mut rows: HashSet<usize> = HashSet::new();
+    let mut experts: HashMap<usize, u64> = HashMap::new();
     for (index, node) in nodes.iter().enumerate().filter(|(_, node)| !node.computes_nothing) {
         for (source, &address) in node.reads.iter().enumerate() {
             if node.reads_rows && source == 0 {
                 rows.insert(address);
             } else {
                 used.entry(address).or_insert((index, index)).1 = index;
+            }
+            if let (Some(chosen), 0) = (node.experts, source) {
+                experts.insert(address, chosen.for_a_token as u64);
             }
         }
     }
@@ -221,6 +227,9 @@ fn weights(inventory: &Inventory, nodes: &[PlannedNode]) -> (Vec<Weight>, Vec<us
             layer: tensor.layer,
             used: used.get(&address).copied(),
             rows: rows.contains(&address),
+            experts: experts
+                .get(&address)
+                .and_then(|&used| Experts::new(tensor.bytes, tensor.shape[2], used)),
         };
         let piece = piece_rows(tensor.bytes, tensor.shape[1]).filter(|_| tensor.layer.is_none());
         let parts: Vec<Weight> = piece.map_or_else(Vec::new, |piece| {
@@ -262,7 +271,9 @@ fn plan(
         let units = units.iter().map(|unit| {
             let tensors = unit.weights.iter().map(|&index| addresses[index]).collect();
             let rows = unit.weights.iter().any(|&index| weights[index].rows);
-            Ok(Unit { regions: vec![region(&unit.pages)?], tensors, rows })
+            let one = |experts: Experts| (weights[unit.weights[0]].bytes / experts.count) as usize;
+            let expert_bytes = unit.experts.map(one);
+            Ok(Unit { regions: vec![region(&unit.pages)?], tensors, rows, expert_bytes })
         });
         units.collect()
     };
@@ -276,6 +287,7 @@ fn plan(
         kept: units(&choice.kept)?,
         block_bytes: choice.means.block_bytes as usize,
         blocks: choice.blocks as usize,
+        experts_bytes: choice.experts_bytes as usize,
         read_bytes: choice.means.read_bytes as usize,
         readers: choice.means.readers as usize,
     })

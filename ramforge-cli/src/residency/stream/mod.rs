@@ -7,6 +7,10 @@
 //!
 //! Pure: facts in, choice out, the same for the same facts.
 
+use std::collections::HashMap;
+
+use super::inventory::PAGE;
+
 mod pages;
 mod split;
 mod units;
@@ -32,6 +36,29 @@ pub struct Weight {
     pub used: Option<(usize, usize)>,
     /// Whether a node reads single rows of it.
     pub rows: bool,
+    /// The matrices it consists of, if a token uses only some of them.
+    pub experts: Option<Experts>,
+}
+
+/// Matrices of one size in a tensor, of which a token uses some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// Matrices.
+    pub count: u64,
+    /// Those that a token uses.
+    pub used: u64,
+}
+
+impl Experts {
+    /// `used` of the `count` matrices in a tensor of `bytes` bytes; nothing when that is no choice.
+    pub fn new(bytes: u64, count: u64, used: u64) -> Option<Self> {
+        (used > 0 && used < count && bytes.is_multiple_of(count)).then_some(Self { count, used })
+    }
+
+    /// The bytes of those that a token uses, of all `bytes`.
+    const fn share(self, bytes: u64) -> u64 {
+        (bytes as u128 * self.used as u128 / self.count as u128) as u64
+    }
 }
 
 impl Weight {
@@ -81,6 +108,8 @@ pub struct Choice {
     pub paged: Vec<Pages>,
     /// Blocks of the pool.
     pub blocks: u64,
+    /// Bytes of memory for the experts of a token.
+    pub experts_bytes: u64,
     /// The means.
     pub means: Means,
 }
@@ -92,20 +121,25 @@ impl Choice {
         self.pinned.iter().map(Pages::bytes).sum::<u64>() + kept
     }
 
-    /// Bytes read in every pass.
+    /// Bytes read in every pass for more than one token.
     pub fn streamed_bytes(&self) -> u64 {
         self.streamed.iter().map(Unit::page_bytes).sum()
     }
 
-    /// Bytes read in every pass, by us or by the kernel's paging, whose bytes count double: it reads less at
-    /// once, and some of them twice.
-    fn read_bytes(&self) -> u64 {
-        self.streamed_bytes() + 2 * self.paged.iter().map(Pages::bytes).sum::<u64>()
+    /// Bytes read in a pass for one token: of experts, those that it uses.
+    pub fn token_bytes(&self) -> u64 {
+        self.streamed.iter().map(Unit::token_bytes).sum()
     }
 
-    /// Bytes of the pool.
+    /// Bytes read for a token, by us or by the kernel's paging, whose bytes count double: it reads less at
+    /// once, and some of them twice.
+    fn read_bytes(&self) -> u64 {
+        self.token_bytes() + 2 * self.paged.iter().map(Pages::bytes).sum::<u64>()
+    }
+
+    /// Bytes of the memory that weights pass through.
     pub const fn pool_bytes(&self) -> u64 {
-        self.blocks * self.means.block_bytes
+        self.blocks * self.means.block_bytes + self.experts_bytes
     }
 }
 
@@ -170,9 +204,8 @@ fn choose_from(
     };
     // What is pinned whatever is chosen: everything that is in no unit.
     let always: u64 = pinned_pages(weights, &excluded(&cut)).iter().map(Pages::bytes).sum();
-    let room_for = |pool: u64| budget.checked_sub(always + pool);
     let all: u64 = cut.iter().map(Unit::page_bytes).sum();
-    if room_for(0).is_some_and(|room| room >= all) {
+    if budget.checked_sub(always).is_some_and(|room| room >= all) {
         let pinned = pinned_pages(weights, &excluded(&[]));
         return Ok(Choice {
             streamed: Vec::new(),
@@ -181,13 +214,16 @@ fn choose_from(
             rows,
             paged: paged.to_vec(),
             blocks: 0,
+            experts_bytes: 0,
             means,
         });
     }
+    let experts_bytes = experts_bytes(weights, &cut);
+    let room_for = |pool: u64| budget.checked_sub(always + experts_bytes + pool);
     // The pool that would do for all units does for any of them.
     let mut blocks = pool_blocks(&cut, means);
     let missing = |blocks: u64| Some(all.saturating_sub(room_for(blocks * means.block_bytes)?));
-    let needed = always + blocks * means.block_bytes;
+    let needed = always + experts_bytes + blocks * means.block_bytes;
     let mut streamed = spread(&cut, missing(blocks).ok_or(needed)?);
     // Without the largest units it may be smaller, which leaves more room.
     loop {
@@ -201,7 +237,19 @@ fn choose_from(
     streamed.sort_by_key(|unit| unit.used);
     let kept = kept(weights, &cut, &streamed, blocks, means);
     let pinned = pinned_pages(weights, &excluded(&[streamed.as_slice(), &kept].concat()));
-    Ok(Choice { streamed, pinned, kept, rows, paged: paged.to_vec(), blocks, means })
+    Ok(Choice { streamed, pinned, kept, rows, paged: paged.to_vec(), blocks, experts_bytes, means })
+}
+
+/// The most that the experts of a token take in a layer, each in pages of its own.
+fn experts_bytes(weights: &[Weight], cut: &[Unit]) -> u64 {
+    let mut layers: HashMap<Option<u32>, u64> = HashMap::new();
+    for unit in cut {
+        if let (Some(experts), [weight]) = (unit.experts, &unit.weights[..]) {
+            let one = (weights[*weight].bytes / experts.count).next_multiple_of(PAGE) + PAGE;
+            *layers.entry(unit.layer).or_default() += (experts.used * one).min(unit.page_bytes());
+        }
+    }
+    layers.into_values().max().unwrap_or(0)
 }
 
 /// The units that are not streamed, as far as they can be until there is memory for them: the pool must do for
@@ -258,40 +306,56 @@ fn pool_blocks(units: &[Unit], means: Means) -> u64 {
 }
 
 /// Chooses at least `bytes` bytes of `units` to stream, and little more, evenly spread over their order of use.
-/// Units much larger than the others are streamed last: they would need a larger pool.
+/// Experts are streamed first: a token reads few of them. Units much larger than the others are streamed last: they
+/// would need a larger pool.
 fn spread(units: &[Unit], bytes: u64) -> Vec<Unit> {
     let mut in_order: Vec<&Unit> = units.iter().collect();
     in_order.sort_by_key(|unit| unit.used);
     let typical = in_order.iter().filter(|unit| unit.layer.is_some()).map(|unit| unit.page_bytes()).max();
     let is_large = |unit: &Unit| typical.is_some_and(|typical| unit.page_bytes() > typical + typical / 2);
-    let ordinary: u64 = in_order.iter().filter(|unit| !is_large(unit)).map(|unit| unit.page_bytes()).sum();
-    let from_large = bytes.saturating_sub(ordinary);
-    let from_ordinary = bytes - from_large;
+    let kind = |unit: &Unit| match unit.experts {
+        Some(_) => Kind::Experts,
+        None if is_large(unit) => Kind::Large,
+        None => Kind::Ordinary,
+    };
 
     let mut streamed: Vec<bool> = vec![false; in_order.len()];
-    let mut missing = from_large;
-    for (chosen, unit) in streamed.iter_mut().zip(&in_order) {
-        if is_large(unit) && missing > 0 {
-            *chosen = true;
-            missing = missing.saturating_sub(unit.page_bytes());
+    let mut missing = bytes;
+    for wanted in [Kind::Experts, Kind::Ordinary] {
+        let all = in_order.iter().filter(|unit| kind(unit) == wanted).map(|unit| unit.page_bytes()).sum();
+        let from_these = missing.min(all);
+        missing -= from_these;
+        // Bresenham's line: the share of bytes chosen so far stays as close as it can to the share wanted.
+        let mut owed: i128 = 0;
+        for (chosen, unit) in streamed.iter_mut().zip(&in_order).filter(|(_, unit)| kind(unit) == wanted) {
+            let size = i128::from(unit.page_bytes());
+            owed += size * i128::from(from_these) / i128::from(all.max(1));
+            if owed * 2 >= size {
+                *chosen = true;
+                owed -= size;
+            }
         }
     }
-    // Bresenham's line: the share of bytes chosen so far stays as close as it can to the share wanted.
-    let mut owed: i128 = 0;
-    for (chosen, unit) in streamed.iter_mut().zip(&in_order).filter(|(_, unit)| !is_large(unit)) {
-        let size = i128::from(unit.page_bytes());
-        owed += size * i128::from(from_ordinary) / i128::from(ordinary.max(1));
-        if owed * 2 >= size {
+    for (chosen, unit) in streamed.iter_mut().zip(&in_order) {
+        if kind(unit) == Kind::Large && missing > 0 {
             *chosen = true;
-            owed -= size;
+            missing = missing.saturating_sub(unit.page_bytes());
         }
     }
     settle(&in_order, &mut streamed, bytes);
     in_order.iter().zip(&streamed).filter(|(_, chosen)| **chosen).map(|(unit, _)| (*unit).clone()).collect()
 }
 
-/// Streams more units until `bytes` are reached, the smallest that does first, and then pins every unit that is
-/// more than needed, the largest first.
+/// Units that are streamed in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Experts,
+    Ordinary,
+    Large,
+}
+
+/// Streams more units until `bytes` are reached, the one that costs a token least first, and then pins every unit that
+/// is more than needed, the one that costs most first.
 fn settle(units: &[&Unit], streamed: &mut [bool], bytes: u64) {
     let total = |streamed: &[bool]| -> u64 {
         units.iter().zip(streamed).filter(|(_, chosen)| **chosen).map(|(unit, _)| unit.page_bytes()).sum()
@@ -304,7 +368,7 @@ fn settle(units: &[&Unit], streamed: &mut [bool], bytes: u64) {
         let pinned = || (0..units.len()).filter(|&index| !streamed[index]);
         let enough = pinned().filter(|&index| units[index].page_bytes() >= missing);
         let next = enough
-            .min_by_key(|&index| units[index].page_bytes())
+            .min_by_key(|&index| units[index].token_bytes())
             .or_else(|| pinned().max_by_key(|&index| units[index].page_bytes()));
         match next {
             Some(index) => streamed[index] = true,
@@ -314,7 +378,7 @@ fn settle(units: &[&Unit], streamed: &mut [bool], bytes: u64) {
     loop {
         let spare = total(streamed).saturating_sub(bytes);
         let fits = |&index: &usize| streamed[index] && units[index].page_bytes() <= spare;
-        match (0..units.len()).filter(fits).max_by_key(|&index| units[index].page_bytes()) {
+        match (0..units.len()).filter(fits).max_by_key(|&index| units[index].token_bytes()) {
             Some(index) => streamed[index] = false,
             None => break,
         }
@@ -331,7 +395,8 @@ mod tests {
         let mut weights = Vec::new();
         let mut offset = 4000;
         let mut add = |bytes, layer, used: Option<(usize, usize)>, rows| {
-            weights.push(Weight { file: 0, tensor: weights.len(), offset, bytes, layer, used, rows });
+            let tensor = weights.len();
+            weights.push(Weight { file: 0, tensor, offset, bytes, layer, used, rows, experts: None });
             offset += bytes;
         };
         add(output, None, None, true);
@@ -387,6 +452,31 @@ mod tests {
         assert!(kept * 100 > choice.pinned_bytes() * 90, "{kept} of {}", choice.pinned_bytes());
         let at_first = [choice.streamed.as_slice(), &choice.kept].concat();
         assert!(pool_blocks(&at_first, choice.means) <= choice.blocks);
+    }
+
+    #[test]
+    fn experts_are_streamed_before_what_every_token_reads() {
+        let mut weights = model(40, 30 << 20, 60 << 20);
+        let large = weights.iter_mut().filter(|weight| weight.layer.is_some() && weight.bytes == 30 << 20);
+        large.for_each(|weight| weight.experts = Experts::new(weight.bytes, 64, 4));
+        let choice = choose(&weights, 1100 << 20).unwrap();
+        assert!(choice.streamed.iter().all(|unit| unit.experts.is_some()));
+        assert_eq!(choice.token_bytes(), choice.streamed_bytes() / 16);
+        // Four of 480 KiB, which can lie across one page more.
+        assert_eq!(choice.experts_bytes, 4 * (484 << 10));
+        assert!(memory(&choice) <= 1100 << 20 && memory(&choice) >= 1060 << 20);
+        let small = choose(&weights, 90 << 20).unwrap();
+        assert!(small.streamed.iter().any(|unit| unit.experts.is_none()));
+        assert_eq!(small.streamed.iter().filter(|unit| unit.experts.is_some()).count(), 40);
+    }
+
+    #[test]
+    fn a_choice_of_all_experts_or_none_is_no_choice() {
+        assert_eq!(Experts::new(64, 8, 2), Some(Experts { count: 8, used: 2 }));
+        assert_eq!(Experts::new(64, 8, 8), None);
+        assert_eq!(Experts::new(64, 8, 0), None);
+        assert_eq!(Experts::new(63, 8, 2), None);
+        assert_eq!(Experts::new(64, 0, 0), None);
     }
 
     #[test]

@@ -89,7 +89,8 @@ mod tests {
     use super::*;
 
     fn weight(offset: u64, bytes: u64) -> Weight {
-        Weight { file: 0, tensor: 0, offset, bytes, layer: None, used: Some((0, 0)), rows: false }
+        let used = Some((0, 0));
+        Weight { file: 0, tensor: 0, offset, bytes, layer: None, used, rows: false, experts: None }
     }
 
     fn pages(start: u64, end: u64) -> Pages {

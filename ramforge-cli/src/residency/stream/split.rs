@@ -45,7 +45,8 @@ mod tests {
             offset in 0_u64..1_000_000, row_bytes in 1_u64..5000, rows in 1_u64..500, piece in 1_u32..700,
         ) {
             let bytes = row_bytes * rows;
-            let matrix = Weight { file: 0, tensor: 3, offset, bytes, layer: None, used: None, rows: true };
+            let (layer, used, experts) = (None, None, None);
+            let matrix = Weight { file: 0, tensor: 3, offset, bytes, layer, used, rows: true, experts };
             let mut next = offset;
             for part in pieces(matrix, rows, piece) {
                 prop_assert_eq!(part.offset, next);

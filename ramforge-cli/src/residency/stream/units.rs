@@ -1,6 +1,6 @@
 //! Units: neighbouring tensors of a layer that are read, used and given back together.
 
-use super::{Pages, Weight};
+use super::{Experts, Pages, Weight};
 
 /// Tensors smaller than this are not worth a read of their own.
 const SMALLEST: u64 = 64 << 10;
@@ -16,17 +16,27 @@ pub struct Unit {
     pub used: (usize, usize),
     /// The layer, if it belongs to one.
     pub layer: Option<u32>,
+    /// The matrices it consists of, if a token uses only some of them.
+    pub experts: Option<Experts>,
 }
 
 impl Unit {
-    /// Bytes read for it.
+    /// Bytes read for it in a pass for more than one token.
     pub const fn page_bytes(&self) -> u64 {
         self.pages.bytes()
+    }
+
+    /// Bytes read for it in a pass for one token.
+    pub const fn token_bytes(&self) -> u64 {
+        match self.experts {
+            Some(experts) => experts.share(self.page_bytes()),
+            None => self.page_bytes(),
+        }
     }
 }
 
 /// Cuts the weights into units: neighbours in the file and of one layer, or one matrix, are joined as long as they
-/// are no larger than `most` bytes, so that 0 makes a unit of each weight. Tensors that are small and alone, or that no
+/// are no larger than `most` bytes, so that 0 makes a unit of each weight. Experts stay alone. Tensors that are small and alone, or that no
 /// node reads whole, are in no unit.
 pub fn units(weights: &[Weight], most: u64) -> Vec<Unit> {
     let mut order: Vec<usize> = (0..weights.len()).collect();
@@ -41,6 +51,8 @@ pub fn units(weights: &[Weight], most: u64) -> Vec<Unit> {
             let (first, last) = (&weights[group[0]], &weights[group[group.len() - 1]]);
             let together = weight.layer.is_some() && last.layer == weight.layer;
             (together || last.tensor == weight.tensor)
+                && weight.experts.is_none()
+                && last.experts.is_none()
                 && last.file == weight.file
                 // The writer may pad between tensors, by less than a page.
                 && weight.offset - last.end() < crate::residency::inventory::PAGE
@@ -59,7 +71,8 @@ fn unit(weights: &[Weight], group: Vec<usize>) -> Option<Unit> {
     let pages = Pages::within(first.file, first.offset, last.end())?;
     let uses = || group.iter().filter_map(|&index| weights[index].used);
     let used = (uses().map(|used| used.0).min()?, uses().map(|used| used.1).max()?);
-    (pages.bytes() >= SMALLEST).then_some(Unit { pages, used, layer: first.layer, weights: group })
+    let (layer, experts) = (first.layer, first.experts);
+    (pages.bytes() >= SMALLEST).then_some(Unit { pages, used, layer, experts, weights: group })
 }
 
 #[cfg(test)]
@@ -68,7 +81,8 @@ mod tests {
 
     fn weight(offset: u64, bytes: u64, layer: u32, node: usize) -> Weight {
         let tensor = offset as usize;
-        Weight { file: 0, tensor, offset, bytes, layer: Some(layer), used: Some((node, node)), rows: false }
+        let (layer, used) = (Some(layer), Some((node, node)));
+        Weight { file: 0, tensor, offset, bytes, layer, used, rows: false, experts: None }
     }
 
     #[test]
