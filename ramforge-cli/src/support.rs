@@ -12,8 +12,12 @@ use crate::Result;
 /// library's own API, and how.
 const EVIDENCE: &[(&str, &str)] = &[
     ("gemma3", "real model: text, and tokens equal to the C API's"),
-    ("gptneox", "generated model: logits equal to an independent forward pass"),
-    ("llama", "real model: logits equal to an independent forward pass, tokens equal to the C API's"),
+    ("gptneox", "generated model: same top token as an independent forward pass, cosine of logits >= 0.9999"),
+    (
+        "llama",
+        "real model: same top token as an independent forward pass, cosine of logits >= 0.9999, \
+         tokens equal to the C API's",
+    ),
     ("qwen2", "generated model: tokens equal to the C API's"),
     ("qwen3moe", "generated model: tokens equal to the C API's"),
 ];
@@ -104,4 +108,16 @@ fn write_wrapped<'a>(out: &mut dyn Write, words: impl Iterator<Item = &'a str>) 
         line.push_str(word);
     }
     writeln!(out, "{line}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_reader_knows_which_types_are_multiplied() {
+        let native = TensorType::all().map(|kind| (kind.id(), kind.runs_on_cpu()));
+        let known = crate::gguf::TensorType::all().map(|kind| (kind.id(), kind.is_multiplied()));
+        assert_eq!(known.collect::<Vec<_>>(), native.collect::<Vec<_>>());
+    }
 }

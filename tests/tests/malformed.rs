@@ -98,6 +98,22 @@ fn tensor<'a>(file: &'a mut Contents, name: &str) -> &'a mut TensorInfo {
     file.tensors.iter_mut().find(|tensor| tensor.name == name).unwrap_or_else(|| panic!("no {name}"))
 }
 
+/// `name` with a type that the writer has not: number `id`. Of as many bytes as `kind`, unless it is the last
+/// tensor, which may have more.
+fn retyped(name: &'static str, kind: TensorType, id: u32) -> Spoil {
+    bytes(move |header, total| {
+        let mut file = shapes::tiny_llama().contents().unwrap();
+        let tensor = tensor(&mut file, name);
+        tensor.kind = kind;
+        let shape = 8 * tensor.dimensions.len();
+        *header = file.header();
+        // More than any type takes.
+        *total = header.len() as u64 + file.data_bytes() + (1 << 23);
+        let at = after(header, name) + 4 + shape;
+        header[at..at + 4].copy_from_slice(&id.to_le_bytes());
+    })
+}
+
 fn text(value: &str) -> Value {
     Value::String(value.to_owned())
 }
@@ -452,6 +468,47 @@ fn vocabularies(kinds: &mut Kinds) {
             model("t5", |file| set(file, TOKENS, Value::strings(["a"]))),
         ],
     );
+    let two_tokens = |file: &mut Contents| {
+        set(file, TOKENS, Value::strings(["a", "b"]));
+        set(file, "tokenizer.ggml.bos_token_id", Value::U32(0));
+    };
+    kinds.add(
+        "no separator",
+        "tokenizer.ggml.seperator_token_id is",
+        [
+            model("bert", |_| {}).also(two_tokens),
+            model("bert", |file| set(file, "tokenizer.ggml.seperator_token_id", Value::U32(2)))
+                .also(two_tokens),
+            model("bert", |file| set(file, "tokenizer.ggml.add_sep_token", Value::Bool(false)))
+                .also(two_tokens),
+        ],
+    );
+    kinds.add(
+        "no first token",
+        "tokenizer.ggml.bos_token_id is 2: the tokenizer adds this token",
+        [false, true].map(|adds| {
+            model("bert", |file| set(file, TOKENS, Value::strings(["a", "b"]))).also(move |file| {
+                set(file, "tokenizer.ggml.bos_token_id", Value::U32(2));
+                set(file, "tokenizer.ggml.add_bos_token", Value::Bool(adds));
+            })
+        }),
+    );
+    kinds.add(
+        "byte in WordPiece",
+        "a WordPiece vocabulary must not have byte tokens",
+        [0, 1000, 2047].map(|at| {
+            model("bert", |_| {}).also(move |file| {
+                let kind = |id| if id == at { 6 } else { 1 };
+                set(file, types, Value::i32s((0..2048).map(kind)));
+            })
+        }),
+    );
+    kinds.add(
+        "no tokens",
+        "a vocabulary must have at least one token",
+        ["test", "gpt2", "bert", "plamo2"]
+            .map(|name| model(name, |file| set(file, TOKENS, Value::strings([""; 0])))),
+    );
     let map = "tokenizer.ggml.precompiled_charsmap";
     let maps: [&'static [u8]; 3] = [&[], &[1, 0, 0], &[4, 0, 0, 0, 9]];
     kinds.add(
@@ -519,6 +576,27 @@ fn tensors(kinds: &mut Kinds) {
         "layers missing",
         "every layer has it",
         [5, 100, 512].map(|count| contents(move |file| set(file, "llama.block_count", Value::U32(count)))),
+    );
+    let half = |name: &'static str| contents(move |file| tensor(file, name).kind = TensorType::F16);
+    let bias = TensorInfo { name: "blk.0.attn_q.bias".into(), dimensions: vec![256], kind: TensorType::F16 };
+    kinds.add(
+        "vector type",
+        "is f16: norms, biases and rope factors must be f32",
+        [
+            half("blk.0.attn_norm.weight"),
+            half("output_norm.weight"),
+            contents(move |file| file.tensors.push(bias.clone())),
+        ],
+    );
+    // Numbers of types: q8_1, q8_K, i8, i16, i32, i64 and f64.
+    kinds.add(
+        "matrix type",
+        "weights must be of a type that `ramforge support` lists",
+        [9, 15, 24, 27, 28].map(|id| retyped("output.weight", TensorType::Q8_0, id)).into_iter().chain([
+            retyped("token_embd.weight", TensorType::F32, 26),
+            retyped("blk.1.attn_q.weight", TensorType::F32, 26),
+            retyped("blk.3.ffn_down.weight", TensorType::F16, 25),
+        ]),
     );
     kinds.add("no tensors", "tensor token_embd.weight is missing", [contents(|file| file.tensors.clear())]);
 }

@@ -117,6 +117,12 @@ impl TensorType {
     pub fn block_bytes(self) -> u64 {
         self.layout().bytes
     }
+
+    /// Whether the CPU multiplies matrices of it; the others hold indices or intermediate values: q8_1, q8_K,
+    /// integers and f64.
+    pub fn is_multiplied(self) -> bool {
+        !matches!(self.0, 9 | 15 | 24..=28)
+    }
 }
 
 impl fmt::Display for TensorType {

@@ -46,6 +46,7 @@ const CHECKS: &[Check] = &[
     tensors::heads,
     tensors::layers,
     tensors::shapes,
+    tensors::types,
     tensors::mappable,
 ];
 
@@ -324,7 +325,15 @@ mod tests {
         };
         assert_eq!(with("gpt2", &[("add_bos_token", Value::Bool(true))]), "");
         assert!(with("bert", &[]).contains("bos_token_id is missing, but the tokenizer adds this token"));
-        assert_eq!(with("bert", &[("bos_token_id", Value::U32(0))]), "");
+        let first = ("bos_token_id", Value::U32(0));
+        let around = [first.clone(), ("seperator_token_id", Value::U32(1))];
+        let byte = numbers(ValueType::I32, (0..16).map(|id| i32::to_le_bytes(if id == 3 { 6 } else { 1 })));
+        assert!(with("bert", &[("add_bos_token", Value::Bool(false))]).contains("bos_token_id is missing"));
+        assert!(with("bert", &[first]).contains("seperator_token_id is missing, but the tokenizer adds"));
+        let refused = with("bert", &[("token_type", byte)]);
+        assert!(refused.contains("token_type is 6 at 3: a WordPiece vocabulary"), "{refused}");
+        assert_eq!(with("bert", &around), "");
+        assert!(with("test", &[("tokens", strings([""; 0]))]).contains("must have at least one token"));
         let bos = [("bos_token_id", Value::U32(16))];
         assert!(
             with("gemma4", &bos)
@@ -369,6 +378,40 @@ mod tests {
             file.tensor("rope_freqs.weight", &[2]);
             file.tensor("blk.0.attn_q.bias", &[8]);
         });
+    }
+
+    #[test]
+    fn tensors_have_types_that_the_cpu_computes_with() {
+        let open = |architecture: &str, name: &str, type_id: u32, bytes: u64| {
+            let mut file = Builder::llama();
+            for (key, value) in &mut file.metadata {
+                *key = key.replace("llama.", &format!("{architecture}."));
+                if key == "general.architecture" {
+                    *value = string(architecture);
+                }
+            }
+            file.tensor("blk.0.attn_q.bias", &[8]);
+            if architecture != "llama" {
+                file.tensor("blk.0.ffn_gate_tid2eid.weight", &[8, 16]);
+            }
+            let tensor = file.find(name);
+            (tensor.type_id, tensor.bytes) = (type_id, bytes);
+            file.open().err().unwrap_or_default()
+        };
+        for name in ["blk.0.attn_norm.weight", "output_norm.weight", "blk.0.attn_q.bias"] {
+            let says = format!("tensor {name} is f16: norms, biases and rope factors must be f32");
+            assert!(open("llama", name, 1, 16).contains(&says), "{name}");
+            assert_eq!(open("deepseek4", name, 1, 16), "");
+        }
+        for architecture in ["llama", "deepseek4"] {
+            let type_of = |type_id, size: u64| open(architecture, "blk.1.attn_q.weight", type_id, 64 * size);
+            assert!(type_of(26, 4).contains("tensor blk.1.attn_q.weight is i32: weights must be"));
+            assert!(type_of(24, 1).contains("is i8: weights must be of a type"));
+            assert!(open(architecture, "token_embd.weight", 28, 8 * 128).contains("is f64: weights must be"));
+            assert_eq!(type_of(1, 2), "");
+            assert_eq!(type_of(30, 2), "");
+        }
+        assert_eq!(open("deepseek4", "blk.0.ffn_gate_tid2eid.weight", 26, 4 * 128), "");
     }
 
     #[test]

@@ -191,6 +191,45 @@ fn matches(tensor: &TensorInfo, expected: &Expected) -> Result<(), Error> {
     })
 }
 
+/// The native code stops the process, or calls a function that is not there, when it computes with another type.
+pub(super) fn types(facts: &Facts) -> Result<(), Error> {
+    if facts.model.hyperparameters().is_none() {
+        return Ok(());
+    }
+    let uniform = facts.is_uniform();
+    let wrong = |tensor: &TensorInfo| {
+        let vector = uniform && is_vector(&tensor.name);
+        let matrix = tensor.name.ends_with(".weight")
+            && (uniform || tensor.dimensions > 1)
+            // DeepSeek 4 looks the experts of a token up in a table of i32.
+            && !tensor.name.ends_with(".ffn_gate_tid2eid.weight");
+        if vector && tensor.tensor_type.name() != "f32" {
+            Some("norms, biases and rope factors must be f32")
+        } else if matrix && !tensor.tensor_type.is_multiplied() {
+            Some("weights must be of a type that `ramforge support` lists for matrices")
+        } else {
+            None
+        }
+    };
+    for (_, tensor) in facts.model.tensors() {
+        if let Some(rule) = wrong(tensor) {
+            return Err(Error::Tensor {
+                name: printable(&*tensor.name),
+                problem: format!("is {}: {rule}", tensor.tensor_type),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether a uniform architecture adds the tensor to activations, multiplies them with it element by element, or
+/// divides angles by it: all are f32, and the CPU does none of these with an f32 and another type.
+fn is_vector(name: &str) -> bool {
+    let in_graph = name.starts_with("blk.") || name.starts_with("output");
+    (in_graph && (name.ends_with("norm.weight") || name.ends_with(".bias")))
+        || matches!(name, "rope_freqs.weight" | "rope_factors_long.weight" | "rope_factors_short.weight")
+}
+
 /// With an alignment below 32 the first tensor may start where the native code refuses to lay its buffer.
 pub(super) fn mappable(facts: &Facts) -> Result<(), Error> {
     for file in facts.model.files() {

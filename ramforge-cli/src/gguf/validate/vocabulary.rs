@@ -94,7 +94,15 @@ pub(super) fn tokenizer(facts: &Facts) -> Result<(), Error> {
         Kind::SentencePiece => byte_tokens(tokens)?,
         Kind::Unigram => character_map(metadata)?,
         Kind::Rwkv => newline_token(tokens)?,
-        Kind::WordPiece | Kind::Other => {}
+        Kind::WordPiece => no_byte_tokens(metadata, tokens.len())?,
+        Kind::Other => {}
+    }
+    if tokens.is_empty() {
+        return Err(Error::KeyValue {
+            key: "tokenizer.ggml.tokens".into(),
+            value: "an array of 0 strings".into(),
+            rule: "a vocabulary must have at least one token".into(),
+        });
     }
     unique(tokens)?;
     special_tokens(metadata, &tokenizer, tokens.len())
@@ -143,6 +151,23 @@ fn byte_tokens(tokens: &Strings) -> Result<(), Error> {
         value: format!("an array of {} strings", tokens.len()),
         rule: "a SentencePiece vocabulary must have the byte tokens <0x00> to <0xFF>, and it has none".into(),
     })
+}
+
+/// The native code aborts where a WordPiece vocabulary has a token of the type that stands for a byte.
+fn no_byte_tokens(metadata: &Metadata, tokens: usize) -> Result<(), Error> {
+    const BYTE: [u8; 4] = 6_i32.to_le_bytes();
+    let key = "tokenizer.ggml.token_type";
+    let Some(Value::Array(Array::Numbers { bytes, .. })) = metadata.get(key) else { return Ok(()) };
+    let (types, _) = bytes.as_chunks::<4>();
+    // There may be more types than tokens.
+    match types.iter().take(tokens).position(|kind| *kind == BYTE) {
+        Some(index) => Err(Error::KeyValue {
+            key: key.into(),
+            value: format!("6 at {index}"),
+            rule: "a WordPiece vocabulary must not have byte tokens".into(),
+        }),
+        None => Ok(()),
+    }
 }
 
 /// A table of character replacements begins with the size of its first part.
@@ -221,13 +246,21 @@ fn special_tokens(metadata: &Metadata, tokenizer: &Tokenizer, tokens: usize) -> 
     for flag in ["add_sep_token", "add_space_prefix", "remove_extra_whitespaces"] {
         metadata.bool(&format!("tokenizer.ggml.{flag}"))?;
     }
-    let around = [("bos", tokenizer.bos, tokenizer.adds_bos), ("eos", tokenizer.eos, tokenizer.adds_eos)];
+    let flag = |name: &str, default: bool| -> Result<bool, Error> {
+        Ok(metadata.bool(&format!("tokenizer.ggml.add_{name}_token"))?.unwrap_or(default))
+    };
+    // WordPiece puts the first and the separator around every text, whatever the flags say, and never adds the end.
+    let word_piece = tokenizer.kind == Kind::WordPiece;
+    let around = [
+        ("bos", tokenizer.bos, flag("bos", tokenizer.adds_bos)? || word_piece),
+        ("eos", tokenizer.eos, flag("eos", tokenizer.adds_eos)? && !word_piece),
+        ("seperator", Some(102), word_piece),
+    ];
     for (name, default, added) in around {
         let key = format!("tokenizer.ggml.{name}_token_id");
         // An id outside of the vocabulary is ignored in favour of the default.
         let named = metadata.u32(&key)?;
         let id = named.filter(exists).or(default.filter(exists));
-        let added = metadata.bool(&format!("tokenizer.ggml.add_{name}_token"))?.unwrap_or(added);
         if !added || id.is_some() {
             continue;
         }
