@@ -36,7 +36,7 @@ fn build() -> Result<()> {
 
     tools::require()?;
     let series = patch::Series::read(&root.join("patches"))?;
-    let source = source::locate(&manifest)?;
+    let source = source::locate(&root)?;
     let tree = match &source.package {
         source::Package::Pinned { .. } => patch::patched_copy(&source.path, &series, &out)?,
         source::Package::Checkout => {

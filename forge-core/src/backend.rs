@@ -18,7 +18,8 @@ impl Backend {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             native_log::install();
-            // SAFETY: called once, before any other native function but the log setters.
+            // SAFETY: called once; what may run before it, setting the log and asking for versions, needs no
+            // initialised library.
             unsafe { sys::llama_backend_init() };
         });
         Self(())

@@ -68,8 +68,9 @@ pub struct ContextParams {
     pub batch_tokens: u32,
     /// Most tokens computed at once; a batch is cut into pieces of this size.
     pub micro_batch_tokens: u32,
-    /// Most outputs in one batch; 0 allows one a token. Buffers of `outputs × vocabulary × 4` bytes are
-    /// reserved for them, so 1 saves much memory where only the last logits are wanted.
+    /// Most outputs in one batch, at least one a sequence; 0 allows one a token. Buffers of
+    /// `outputs × vocabulary × 4` bytes are reserved for them, so 1 saves much memory where only the last logits
+    /// are wanted.
     pub outputs: u32,
     /// Most sequences.
     pub sequences: u32,
@@ -144,7 +145,8 @@ pub struct ContextSizes {
 /// # Ok::<(), forge_core::Error>(())
 /// ```
 ///
-/// Logits borrow the context, so no decode can overwrite them while they are held. This compiles:
+/// Logits borrow the context, so no decode can overwrite them while they are held, and they cannot outlive it.
+/// This compiles:
 ///
 /// ```
 /// use forge_core::{Batch, Context};
@@ -167,12 +169,22 @@ pub struct ContextSizes {
 ///     Ok(first)
 /// }
 /// ```
+///
+/// and neither does this:
+///
+/// ```compile_fail,E0505
+/// use forge_core::Context;
+/// fn keep_logits(context: Context<'_>) -> forge_core::Result<f32> {
+///     let logits = context.logits(0)?;
+///     drop(context);
+///     Ok(logits[0])
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Context<'model> {
     raw: NonNull<sys::llama_context>,
     model: &'model Model,
     sizes: ContextSizes,
-    has_memory: bool,
     /// For each token of the last batch that was decoded, whether it has logits.
     decoded_outputs: Vec<i8>,
     // The native context refers to these until it is freed.
@@ -192,14 +204,26 @@ impl<'model> Context<'model> {
     /// Makes a context of `model`.
     ///
     /// # Errors
-    /// [`ErrorKind::Limit`] for sizes the native library would abort on, [`ErrorKind::Native`] with its
-    /// message when it refuses or memory is short.
+    /// [`ErrorKind::Limit`] for sizes the native library would abort on, and for a model that does not generate
+    /// text token by token unless it was loaded for sizing only; [`ErrorKind::Native`] with the library's message
+    /// when it refuses or memory is short.
     pub fn new(model: &'model Model, params: &ContextParams) -> Result<Self> {
         if params.batch_tokens == 0 || params.micro_batch_tokens == 0 {
             return Err(Error::limit("a context needs a batch and a micro-batch of at least one token"));
         }
         if model.params().vocab_only {
             return Err(Error::limit("the model was loaded with its vocabulary only"));
+        }
+        let outputs = match (params.outputs, params.context_tokens) {
+            (0, 0) => params.batch_tokens.min(model.trained_context()),
+            (0, context_tokens) => params.batch_tokens.min(context_tokens),
+            (outputs, _) => outputs,
+        };
+        if outputs < params.sequences {
+            return Err(Error::limit(format!(
+                "a context of {} sequences needs an output for each, and has {outputs}",
+                params.sequences
+            )));
         }
         let threads = ThreadPool::new(params.threads)?;
         // SAFETY: returns a plain structure.
@@ -241,9 +265,9 @@ impl<'model> Context<'model> {
         )?;
         let raw = NonNull::new(raw)
             .ok_or_else(|| Error::new(ErrorKind::Native, "the native library returned no context"))?;
-        // SAFETY: the context was just made; both thread pool pointers live in `threads`, which is dropped
-        // after the context is freed.
-        let (sizes, has_memory) = unsafe {
+        // SAFETY: the context was just made, of a model that outlives it; both thread pool pointers live in
+        // `threads`, which is dropped after the context is freed.
+        let (sizes, decodes) = unsafe {
             sys::llama_attach_threadpool(raw.as_ptr(), threads.as_ptr(), threads.as_ptr());
             let batch_tokens = sys::llama_n_batch(raw.as_ptr());
             let sizes = ContextSizes {
@@ -254,20 +278,25 @@ impl<'model> Context<'model> {
                 outputs: if params.outputs == 0 { batch_tokens } else { params.outputs },
                 sequences: sys::llama_n_seq_max(raw.as_ptr()),
             };
-            (sizes, !sys::llama_get_memory(raw.as_ptr()).is_null())
+            // Others compute a text in one piece, or want it encoded first, and abort in a decode.
+            let remembers = !sys::llama_get_memory(raw.as_ptr()).is_null();
+            (sizes, remembers && !sys::llama_model_has_encoder(model.as_ptr()))
         };
-        Ok(Self {
+        let context = Self {
             raw,
             model,
             sizes,
-            has_memory,
             decoded_outputs: Vec::with_capacity(sizes.batch_tokens as usize),
             hook,
             _counted: counted,
             threads,
             _cancel: params.cancel.clone(),
             _borrows: PhantomData,
-        })
+        };
+        if !decodes && !model.params().no_alloc {
+            return Err(Error::limit("models of this architecture do not generate text token by token"));
+        }
+        Ok(context)
     }
 
     /// The model.
@@ -392,9 +421,11 @@ impl<'model> Context<'model> {
                 sizes.batch_tokens
             )));
         }
-        if !self.has_memory && batch.len() > sizes.micro_batch_tokens as usize {
+        // SAFETY: the context is alive.
+        let causal = unsafe { sys::llama_get_causal_attn(self.as_ptr()) };
+        if !causal && batch.len() > sizes.micro_batch_tokens as usize {
             return Err(Error::limit(format!(
-                "this model computes a batch in one piece: {} tokens are more than the micro-batch of {}",
+                "the batch has {} tokens, more than the micro-batch of {}, which this model's tokens see whole",
                 batch.len(),
                 sizes.micro_batch_tokens
             )));

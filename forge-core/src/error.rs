@@ -1,5 +1,6 @@
 //! The one error type, and the one place that turns native status codes into it.
 
+use std::ffi::CStr;
 use std::fmt;
 
 use forge_sys as sys;
@@ -82,14 +83,14 @@ pub(crate) fn native_call(
     if status == sys::FORGE_OK {
         return Ok(());
     }
-    let bytes: Vec<u8> = error.message.iter().map(|&c| c.cast_unsigned()).take_while(|&c| c != 0).collect();
-    let said = String::from_utf8_lossy(&bytes).into_owned();
+    // SAFETY: the message was all zeros, and the barrier keeps it NUL-terminated.
+    let said = unsafe { CStr::from_ptr(error.message.as_ptr()) }.to_string_lossy();
     let kind = match status {
         sys::FORGE_EXCEPTION => ErrorKind::Exception,
         sys::FORGE_INVALID => ErrorKind::Limit,
         _ => ErrorKind::Native,
     };
-    let native = if said.is_empty() { native_log::errors_since(mark) } else { Some(said) };
+    let native = if said.is_empty() { native_log::errors_since(mark) } else { Some(said.into_owned()) };
     Err(Error { kind, attempted: attempted(), native })
 }
 

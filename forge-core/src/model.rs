@@ -283,12 +283,6 @@ impl Model {
         unsafe { sys::llama_model_n_embd(self.as_ptr()) }.cast_unsigned()
     }
 
-    /// Whether text can be generated with decode calls alone.
-    pub fn is_decoder_only(&self) -> bool {
-        // SAFETY: the model is alive.
-        unsafe { sys::llama_model_has_decoder(self.as_ptr()) && !sys::llama_model_has_encoder(self.as_ptr()) }
-    }
-
     /// The chat template in the file, if it has one.
     pub fn chat_template(&self) -> Option<String> {
         // SAFETY: the model is alive, and owns the string that is returned.

@@ -120,12 +120,13 @@ extern "C" fn on_abort(text: *const c_char) {
         if !text.is_null() {
             // SAFETY: ggml_abort passes its NUL-terminated message buffer.
             let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+            // Some messages end their line, others do not.
             record(Some(Level::Abort), &format!("{text}\n"));
         }
     });
 }
 
-/// Adds a piece of text: `level` is `None` where it continues the line before it.
+/// Adds a piece of text: `level` is `None` where it continues the line before it. Empty lines say nothing.
 fn record(level: Option<Level>, text: &str) {
     for piece in text.split_inclusive('\n') {
         let (finished, sink) = {
@@ -134,10 +135,15 @@ fn record(level: Option<Level>, text: &str) {
                 .unfinished
                 .take()
                 .unwrap_or_else(|| Message { level: level.unwrap_or(Level::Info), text: String::new() });
+            // An abort may come in the middle of any other line.
+            line.level = level.map_or(line.level, |level| line.level.max(level));
             line.text.push_str(piece.trim_end_matches('\n'));
             if !piece.ends_with('\n') {
                 state.unfinished = Some(line);
                 return;
+            }
+            if line.text.trim().is_empty() {
+                continue;
             }
             state.said += 1;
             let said = state.said;
@@ -159,13 +165,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn continued_lines_are_joined_and_errors_are_found_since_a_mark() {
+    fn lines_are_joined_empty_ones_dropped_and_errors_found_since_a_mark() {
         let before = mark();
         record(Some(Level::Error), "llama_model_load: no ");
         record(None, "such model\n");
         record(Some(Level::Info), "unrelated: 3\n");
         assert_eq!(errors_since(before).as_deref(), Some("no such model"));
         assert_eq!(errors_since(mark()), None);
+        record(Some(Level::Info), "...");
+        record(Some(Level::Abort), "a.c:1: x failed\n\n");
+        assert_eq!(errors_since(before).as_deref(), Some("no such model; ...a.c:1: x failed"));
     }
 
     #[test]

@@ -171,11 +171,14 @@ impl<'model> SamplerChain<'model> {
         self.add("greedy", sampler).map(Sampler::of)
     }
 
-    /// Closes the chain: a token is drawn by its probability. The same seed draws the same tokens.
+    /// Closes the chain: a token is drawn by its probability. The same seed draws the same tokens; the largest
+    /// draws those of the one below it.
     ///
     /// # Errors
     /// When memory is short.
     pub fn seeded(self, seed: u32) -> Result<Sampler<'model>> {
+        // The native library takes this one for "any seed".
+        let seed = if seed == sys::LLAMA_DEFAULT_SEED { seed - 1 } else { seed };
         // SAFETY: takes a plain number.
         let sampler = unsafe { sys::llama_sampler_init_dist(seed) };
         self.add("seeded choice", sampler).map(Sampler::of)

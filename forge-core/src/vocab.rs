@@ -50,7 +50,7 @@ impl<'model> Vocab<'model> {
     /// the text.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<Token>> {
         if self.is_empty() {
-            return Err(Error::limit("the model has no tokenizer"));
+            return Err(Error::limit("the model has no tokenizer: use one that has"));
         }
         let length = i32::try_from(text.len())
             .ok()

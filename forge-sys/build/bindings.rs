@@ -24,7 +24,7 @@ const FUNCTIONS: &[&str] = &[
     "llama_backend_init",
     "llama_batch_(free|init)",
     "llama_context_default_params",
-    "llama_get_(logits_ith|memory)",
+    "llama_get_(causal_attn|logits_ith|memory)",
     "llama_log_set",
     "llama_memory_(clear|seq_rm|seq_pos_max|seq_pos_min)",
     "llama_model_(chat_template|default_params|desc|free|get_vocab|has_encoder|has_decoder)",

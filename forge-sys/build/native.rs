@@ -13,6 +13,10 @@ const LIBRARIES: &[(&str, &str)] = &[
     ("ggml-base", "llama.cpp/ggml/src"),
 ];
 
+/// What x86-64-v3 has of the instruction sets that ggml is told of one by one. It has defaults for them, which are
+/// others when cross-compiling or with SOURCE_DATE_EPOCH.
+const X86_64_V3: &[&str] = &["SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2"];
+
 /// The finished native build.
 pub struct Compiled {
     build: PathBuf,
@@ -48,6 +52,12 @@ pub fn compile(native: &Path, tree: &Path, source: &Source) -> Result<Compiled> 
         .build_target("llama");
     for part in ["COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER", "APP"] {
         config.define(format!("LLAMA_BUILD_{part}"), "OFF");
+    }
+    if portable() && crate::variable("CARGO_CFG_TARGET_ARCH")? == "x86_64" {
+        for set in X86_64_V3 {
+            config.define(format!("GGML_{set}"), "ON");
+        }
+        config.define("GGML_AVX512", "OFF");
     }
     Ok(Compiled { build: config.build().join("build") })
 }

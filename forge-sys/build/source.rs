@@ -22,18 +22,19 @@ pub enum Package {
     Checkout,
 }
 
-/// Finds the tree: FORGE_LLAMA_DIR, or the package that Cargo.lock pins.
-pub fn locate(manifest: &Path) -> Result<Source> {
+/// Finds the tree: FORGE_LLAMA_DIR, from the workspace's folder `root` where it is relative, or the package that
+/// Cargo.lock pins.
+pub fn locate(root: &Path) -> Result<Source> {
     println!("cargo::rerun-if-env-changed=FORGE_LLAMA_DIR");
     let source = match std::env::var_os("FORGE_LLAMA_DIR") {
         Some(dir) => {
-            let path = PathBuf::from(dir);
+            let path = root.join(dir);
             for watched in ["src", "include", "ggml/src", "ggml/include"] {
                 println!("cargo::rerun-if-changed={}", path.join(watched).display());
             }
             Source { path, package: Package::Checkout }
         }
-        None => pinned(manifest)?,
+        None => pinned(root)?,
     };
     if source.path.join("include/llama.h").is_file() {
         Ok(source)
@@ -43,11 +44,11 @@ pub fn locate(manifest: &Path) -> Result<Source> {
 }
 
 /// Asks Cargo where the carrier package lies; Cargo downloads and verifies it if it must.
-fn pinned(manifest: &Path) -> Result<Source> {
+fn pinned(root: &Path) -> Result<Source> {
     let cargo = crate::variable("CARGO")?;
     let output = Command::new(cargo)
         .args(["metadata", "--locked", "--format-version", "1"])
-        .current_dir(manifest)
+        .current_dir(root)
         .output()
         .map_err(|error| format!("cannot run cargo metadata: {error}"))?;
     if !output.status.success() {

@@ -146,8 +146,11 @@ impl<W: Write> Write for Escaped<W> {
 
 impl From<forge_core::Error> for Error {
     fn from(error: forge_core::Error) -> Self {
+        let said = error.native_message().unwrap_or_default();
         let hint = match error.kind() {
             forge_core::ErrorKind::ContextFull => Some("use a larger --ctx"),
+            // Keys and values are stored in blocks that must fill a head.
+            forge_core::ErrorKind::Native if said.contains("cache type") => Some("use --kv-type f16"),
             _ => None,
         };
         let failed = Self::failed(error.to_string());

@@ -7,9 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use forge_core::{
-    Backend, Batch, Context, ContextParams, Error, ErrorKind, LoadMode, Model, ModelParams, SamplerChain,
-    Threads, Token,
+    Backend, Batch, Context, ContextParams, Error, ErrorKind, KvType, LoadMode, Model, ModelParams,
+    SamplerChain, Threads, Token,
 };
+use ramforge::residency::streaming::Budget;
+use ramforge_tests::gguf_writer::{Data, Value};
+use ramforge_tests::programs::ramforge;
+use ramforge_tests::shapes::ModelSpec;
 use ramforge_tests::{cache, shapes};
 
 fn path() -> PathBuf {
@@ -113,9 +117,60 @@ fn sequences_that_do_not_exist_are_refused() {
 #[test]
 fn contexts_with_too_many_sequences_are_refused() {
     for sequences in [257, u32::MAX] {
-        let result = Context::new(&MODEL, &ContextParams { sequences, ..small() });
+        let result = Context::new(&MODEL, &ContextParams { sequences, outputs: sequences, ..small() });
         refused(result, ErrorKind::Native, "256");
     }
+}
+
+#[test]
+fn contexts_with_fewer_outputs_than_sequences_are_refused() {
+    for params in [
+        ContextParams { sequences: 2, ..ContextParams::default() },
+        ContextParams { outputs: 0, batch_tokens: 1, ..small() },
+        ContextParams { outputs: 0, context_tokens: 1, ..small() },
+    ] {
+        refused(Context::new(&MODEL, &params), ErrorKind::Limit, "an output for each");
+    }
+}
+
+#[test]
+fn models_that_do_not_generate_token_by_token_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("diffusion.gguf");
+    // Dream is a Qwen2 that computes a whole text at once.
+    let mut contents = shapes::tiny_qwen2().contents().unwrap();
+    for (key, value) in &mut contents.metadata {
+        *key = key.replace("qwen2.", "dream.");
+        if key == "general.architecture" {
+            *value = Value::String("dream".to_owned());
+        }
+    }
+    contents.write(&path, Data::Sparse).unwrap();
+    let load = |params| Model::load(Backend::init(), std::slice::from_ref(&path), params, None).unwrap();
+    refused(Context::new(&load(ModelParams::default()), &small()), ErrorKind::Limit, "token by token");
+    let sizing = ModelParams { no_alloc: true, load_mode: LoadMode::Read, ..ModelParams::default() };
+    assert!(Context::new(&load(sizing), &small()).is_ok());
+
+    let run = ramforge().unwrap().arg("run").arg(&path).args(["--prompt", "a"]).output().unwrap();
+    let said = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.code() == Some(1) && said.contains("token by token"), "{}: {said}", run.status);
+}
+
+#[test]
+fn keys_whose_blocks_do_not_fill_a_head_are_refused_with_a_way_out() {
+    let spec = ModelSpec { name: "narrow-heads", heads: 16, head_dim: 16, ..shapes::tiny_llama() };
+    let path = cache::model(&spec).unwrap();
+    let model = Model::load(Backend::init(), &[path], ModelParams::default(), None).unwrap();
+    let error = Context::new(&model, &ContextParams { key_type: KvType::Q8_0, ..small() }).unwrap_err();
+    assert_eq!(ramforge::Error::from(error).hints(), ["use --kv-type f16"]);
+}
+
+#[test]
+fn the_scratch_memory_of_the_threads_is_taken_from_the_budget() {
+    let context = context(&small());
+    let budget = Budget::measure(1 << 30, &context, 0).unwrap();
+    let scratch = budget.terms.iter().find(|term| term.name == "scratch memory of the threads").unwrap();
+    assert_eq!(scratch.bytes, Some(context.work_bytes().unwrap()));
 }
 
 #[test]
@@ -304,6 +359,19 @@ fn extreme_sampling_settings_choose_a_token() {
     ] {
         let token = chain.seeded(u32::MAX).unwrap().sample(&mut context, 0).unwrap();
         assert!((token.0 as usize) < MODEL.vocab().len());
+    }
+}
+
+#[test]
+fn every_seed_draws_the_same_tokens_again() {
+    let mut context = context(&small());
+    context.decode(&mut batch([(5, 0, 0, true)])).unwrap();
+    for seed in [0, u32::MAX] {
+        let mut drawn = || {
+            let mut sampler = SamplerChain::new(MODEL.vocab()).unwrap().seeded(seed).unwrap();
+            (0..32).map(|_| sampler.sample(&mut context, 0).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(drawn(), drawn());
     }
 }
 

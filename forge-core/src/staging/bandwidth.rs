@@ -30,7 +30,8 @@ impl Bandwidth {
 /// `read_bytes`, whole pages, `readers` of them at once, and each at least once.
 ///
 /// # Errors
-/// What a read or the memory for it fails with; [`io::ErrorKind::InvalidInput`] when no file has a whole read.
+/// What a read or the memory for it fails with; [`io::ErrorKind::InvalidInput`] when a read is not of whole pages, or
+/// no file has a whole read.
 pub fn measure_bandwidth(
     reader: &dyn ReadAt,
     file_bytes: &[u64],
@@ -38,6 +39,10 @@ pub fn measure_bandwidth(
     readers: usize,
     at_least: Duration,
 ) -> io::Result<Bandwidth> {
+    let invalid = |message| Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    if read_bytes == 0 || !read_bytes.is_multiple_of(PAGE_BYTES) {
+        return invalid("a read is not of whole pages");
+    }
     let reads: Vec<(usize, u64)> = file_bytes
         .iter()
         .enumerate()
@@ -45,8 +50,8 @@ pub fn measure_bandwidth(
             (0..bytes / read_bytes as u64).map(move |at| (file, at * read_bytes as u64))
         })
         .collect();
-    if reads.is_empty() || !read_bytes.is_multiple_of(PAGE_BYTES) {
-        return Err(io::ErrorKind::InvalidInput.into());
+    if reads.is_empty() {
+        return invalid("no file has a whole read");
     }
     let next = AtomicU64::new(0);
     let done = AtomicU64::new(0);
@@ -106,7 +111,9 @@ mod tests {
             measured.bytes >= 2 * PAGE_BYTES as u64 && measured.bytes.is_multiple_of(2 * PAGE_BYTES as u64)
         );
         assert!(measured.elapsed >= at_least && measured.bytes_per_second() > 0.0);
-        let error = measure_bandwidth(&*reader, &bytes, 8 * PAGE_BYTES, 2, at_least).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        for read_bytes in [8 * PAGE_BYTES, PAGE_BYTES / 2, 0] {
+            let error = measure_bandwidth(&*reader, &bytes, read_bytes, 2, at_least).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        }
     }
 }

@@ -37,7 +37,7 @@ pub fn way(backend: Backend, settings: &Settings, prompt: &str) -> Result<(Way, 
             match reason {
                 None => Ok((Way::Resident, None)),
                 Some(reason) => {
-                    let reason = format!("{reason}, --ram is {}", exact(ram));
+                    let reason = format!("{reason}, and it may use {}", exact(ram));
                     Ok((Way::Stream(ram), Some(reason)))
                 }
             }
@@ -58,7 +58,6 @@ fn beside_weights(backend: Backend, settings: &Settings, prompt: &str, ram: u64)
     let model = Model::load(backend, &settings.files, params, None)?;
     let tokens = prompt::tokens(settings, &model, prompt)?;
     let context = Context::new(&model, &context_params(settings, &model, tokens.len())?)?;
-    let memory = context.memory_breakdown()?;
-    let budget = Budget::measure(ram, memory.compute_bytes(), settings.weight_bytes)?;
-    Ok(budget.taken() + memory.context_bytes())
+    let budget = Budget::measure(ram, &context, settings.weight_bytes)?;
+    Ok(budget.taken() + context.memory_breakdown()?.context_bytes())
 }

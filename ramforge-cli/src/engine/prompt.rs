@@ -1,40 +1,51 @@
 //! The prompt: where it comes from, and what the model reads of it.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 use forge_core::{Model, Token, Vocab};
 
 use crate::engine::rendering::{self, Conversation};
 use crate::engine::{Message, PromptSource, Role, Settings};
+use crate::size::readable;
 use crate::{Error, Result};
 
 /// The running program, also when its file has been replaced in the meantime.
 const OWN_EXECUTABLE: &str = "/proc/self/exe";
 
+/// No context holds a prompt of more bytes; a source without an end would fill the memory.
+const MOST_BYTES: u64 = 64 << 20;
+
 /// Reads the prompt's text.
 pub fn read(source: &PromptSource, input: &mut dyn Read) -> Result<String> {
-    let mut bytes = Vec::new();
-    let from = match source {
+    let (from, bytes) = match source {
         PromptSource::Text(text) => return Ok(text.clone()),
         PromptSource::Measured { .. } => return Ok(String::new()),
         PromptSource::File(path) => {
-            bytes = std::fs::read(path).map_err(|error| {
-                Error::failed(format!("cannot read the prompt from {}", path.display())).caused_by(error)
-            })?;
-            path.display().to_string()
+            (path.display().to_string(), File::open(path).and_then(|mut file| read_most(&mut file)))
         }
-        PromptSource::StandardInput => {
-            input.read_to_end(&mut bytes).map_err(|error| {
-                Error::failed("cannot read the prompt from standard input").caused_by(error)
-            })?;
-            "standard input".to_owned()
-        }
+        PromptSource::StandardInput => ("standard input".to_owned(), read_most(input)),
     };
+    let bytes = bytes
+        .map_err(|error| Error::failed(format!("cannot read the prompt from {from}")).caused_by(error))?;
+    if bytes.len() as u64 > MOST_BYTES {
+        let most = readable(MOST_BYTES);
+        return Err(Error::failed(format!(
+            "the prompt from {from} is longer than {most}, the most there may be"
+        )));
+    }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         Error::failed(format!("the prompt from {from} is not UTF-8 text: byte {at} begins no character"))
     })
+}
+
+/// The bytes of `input`, one more than [`MOST_BYTES`] at most.
+fn read_most(input: &mut dyn Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    input.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// The tokens the model reads for `prompt`: at least one.
@@ -97,4 +108,19 @@ fn first_token(vocab: Vocab<'_>) -> Result<Token> {
         Error::failed("the prompt is empty and the model has no token to begin a text with")
             .hint("give a prompt with --prompt TEXT")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_without_an_end_is_given_up_on() {
+        let file = PromptSource::File("/dev/zero".into());
+        for source in [PromptSource::StandardInput, file] {
+            let error = read(&source, &mut io::repeat(b'y')).unwrap_err();
+            assert!(error.to_string().contains("is longer than 64 MiB"), "{error}");
+        }
+        assert_eq!(read(&PromptSource::StandardInput, &mut &b"a prompt"[..]).unwrap(), "a prompt");
+    }
 }

@@ -104,8 +104,11 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
         _ => None,
     };
     drop(inventory);
+    let _last_word = streaming.as_ref().map(|streaming| LastWord { streaming, records });
     operations.begin(&mut context, streaming.as_ref().map(Streaming::report).as_ref())?;
     if let Some(streaming) = &streaming {
+        // A worker that is killed has no last word.
+        records.send(&Record::Streaming(streaming.report()))?;
         let anonymous_weights_bytes = Some(streaming.anonymous_bytes());
         records.send(&Record::Sizes(Sizes { anonymous_weights_bytes, ..sizes }))?;
         let why = reason.map_or(String::new(), |reason| format!(" ({reason})"));
@@ -122,6 +125,8 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     if let PromptSource::Measured { warm_up: true, .. } = settings.prompt {
         process_prompt(&mut context, &mut operations, &mut batch, &tokens[..1], progress)?;
         context.clear();
+        // Its bar has the length of its own prompt.
+        progress.clear();
     }
     let prompt_started = Instant::now();
     let loaded = bytes_read();
@@ -157,12 +162,22 @@ pub fn run(settings: &Settings, surroundings: Surroundings<'_>) -> Result<()> {
     })?;
     // The last look would otherwise be at memory that still grows.
     context.quiesce();
-    if let Some(streaming) = &streaming {
-        records.send(&Record::Streaming(streaming.report()))?;
-    }
     operations.finish(streaming.as_ref().map(Streaming::provided_bytes))?;
     records.send(&finished(&generated, tokens.len(), since(bytes_read(), decoding_from)))?;
     if generated.stop == StopReason::Interrupted { Err(interrupted()) } else { Ok(()) }
+}
+
+/// Says what streaming did, however the run ends.
+struct LastWord<'run> {
+    streaming: &'run Streaming,
+    records: &'run RecordSink,
+}
+
+impl Drop for LastWord<'_> {
+    fn drop(&mut self) {
+        // Without a supervisor nobody reads it.
+        let _ = self.records.send(&Record::Streaming(self.streaming.report()));
+    }
 }
 
 fn load(
@@ -228,8 +243,7 @@ fn start_streaming(
     progress: &mut dyn Progress,
     stop: &AtomicBool,
 ) -> Result<Streaming> {
-    let compute = context.memory_breakdown()?.compute_bytes();
-    let budget = Budget::measure(ram, compute, settings.weight_bytes)?;
+    let budget = Budget::measure(ram, context, settings.weight_bytes)?;
     let mut on_progress = |share| {
         progress.loading(share);
         !stop.load(Ordering::Relaxed)
@@ -278,6 +292,7 @@ fn process_prompt(
 ) -> Result<usize> {
     let at_once = context.sizes().batch_tokens as usize;
     let mut position = 0;
+    progress.prompt(0, tokens.len());
     for chunk in tokens.chunks(at_once) {
         batch.clear();
         for &token in chunk {

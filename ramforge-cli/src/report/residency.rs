@@ -258,7 +258,7 @@ pub struct ResidencySample {
     pub sampling_ms: Option<f64>,
 }
 
-/// Streaming inside the decode.
+/// Streaming inside the decode, as it was at the end of the run: of a worker that was killed, before the prompt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Streaming {
     /// Bytes of weights that stay in memory, by the plan: some of them from when they are first read on.
@@ -274,9 +274,10 @@ pub struct Streaming {
     /// Bytes of them that are read when the graph runs for one token: of experts, those that it uses.
     #[serde(default)]
     pub streamed_bytes_per_token: u64,
-    /// Times the graph ran.
+    /// Batches given to the graph, those among them that were given up.
     pub passes: u64,
-    /// Bytes read from the files.
+    /// Bytes read for units, whether used or not: without `pinned_from_start_bytes`, which were read before, and
+    /// without what the kernel's paging reads.
     pub bytes_read: u64,
     /// Slots.
     pub slots: u32,

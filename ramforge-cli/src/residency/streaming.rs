@@ -26,11 +26,14 @@ pub struct Budget {
 
 impl Budget {
     /// Measures what the process holds now, with a model mapped and a context made, and adds what it will
-    /// need: `compute_bytes` of compute buffers, which are not touched yet, and page tables for the weights.
+    /// need: the context's compute buffers, which are not touched yet, the scratch memory of its threads, which
+    /// the first decode allocates, and page tables for the weights.
     ///
     /// # Errors
-    /// When the kernel does not show this process's memory.
-    pub fn measure(ram_bytes: u64, compute_bytes: u64, weight_bytes: u64) -> Result<Self> {
+    /// When the kernel does not show this process's memory, or the native library fails.
+    pub fn measure(ram_bytes: u64, context: &Context<'_>, weight_bytes: u64) -> Result<Self> {
+        let compute_bytes = context.memory_breakdown()?.compute_bytes();
+        let scratch_bytes = context.work_bytes()?;
         let process = Process::sample(Path::new("/proc"), Which::Own)?;
         let anonymous = process
             .rss_anonymous_bytes
@@ -43,6 +46,7 @@ impl Budget {
         let terms = vec![
             term("process, vocabulary and KV cache", anonymous, "kernel: anonymous memory before pinning"),
             term("compute buffers", compute_bytes, "native library"),
+            term("scratch memory of the threads", scratch_bytes, "native library"),
             term("page tables", weight_bytes / 512, "8 bytes a page of weights"),
             // Stacks, pages of the program itself, and what the kernel keeps for reads under way.
             term("reserve", reserve(ram_bytes), "1/64 of the budget, at least 16 MiB"),
@@ -156,8 +160,13 @@ impl Streaming {
         format!(
             "streaming: {} of weights stay in memory, {} are read for each token",
             crate::size::readable(self.choice.pinned_bytes()),
-            crate::size::readable(self.choice.token_bytes()),
+            crate::size::readable(self.choice.token_bytes() + self.paged_bytes()),
         )
+    }
+
+    /// Bytes that the kernel's paging reads each time the graph runs.
+    fn paged_bytes(&self) -> u64 {
+        self.choice.paged.iter().map(Pages::bytes).sum()
     }
 
     /// Bytes of weights in memory of their own: pinned, and passing through.
@@ -188,7 +197,7 @@ impl Streaming {
             io: "threads".to_owned(),
             direct_io: self.direct,
             units: self.choice.streamed.len() as u64,
-            paged_bytes_per_pass: self.choice.paged.iter().map(Pages::bytes).sum(),
+            paged_bytes_per_pass: self.paged_bytes(),
             readers: self.choice.means.readers,
             read_bytes: self.choice.means.read_bytes,
             unplanned_passes: stats.unplanned_passes,

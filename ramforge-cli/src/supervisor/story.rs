@@ -6,7 +6,7 @@ use super::records::{LogLevel, Record, Sizes};
 use crate::report::Report;
 use crate::{Error, ErrorKind};
 
-/// Native messages kept to explain an abort.
+/// Native errors kept to explain an abort; what is less grave explains none.
 const NATIVE_MESSAGES: usize = 8;
 
 /// How far the worker had come.
@@ -97,7 +97,7 @@ impl Story {
     }
 
     fn remember_native(&mut self, level: LogLevel, text: String) {
-        if level < LogLevel::Warn {
+        if level < LogLevel::Error {
             return;
         }
         if self.native.len() == NATIVE_MESSAGES {
@@ -110,7 +110,7 @@ impl Story {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Model, Output, Request, Tool};
+    use crate::report::{Model, Output, Request, Streaming, Tool};
 
     #[test]
     fn records_fill_the_report_and_the_story() {
@@ -119,7 +119,9 @@ mod tests {
         let output = Output { generated_tokens: 4, ..Output::default() };
         for record in [
             Record::Loading { progress: 0.5 },
+            Record::Streaming(Streaming::default()),
             Record::Loaded { load_ms: 3.0 },
+            Record::Streaming(Streaming { passes: 4, ..Streaming::default() }),
             Record::PromptDone { tokens: 7, ms: 2.0, read_bytes: Some(5) },
             Record::FirstToken { ms: 6.0 },
             Record::Finished {
@@ -135,14 +137,15 @@ mod tests {
         assert_eq!(report.timing.decode_tokens_per_second, Some(9.0));
         assert_eq!((report.io.prompt_read_bytes, report.io.decode_read_bytes), (Some(5), Some(6)));
         assert_eq!(report.output, Some(output));
+        assert_eq!(report.streaming.unwrap().passes, 4);
     }
 
     #[test]
-    fn the_last_native_messages_that_matter_are_kept() {
+    fn the_last_native_errors_are_kept() {
         let mut report = Report::new(Tool::default(), Model::default(), Request::default());
         let mut story = Story::default();
         for number in 0..20 {
-            let level = if number % 2 == 0 { LogLevel::Info } else { LogLevel::Error };
+            let level = if number % 2 == 0 { LogLevel::Warn } else { LogLevel::Error };
             story.add(Record::NativeLog { level, text: number.to_string() }, &mut report);
         }
         assert_eq!(story.native.len(), NATIVE_MESSAGES);
