@@ -62,14 +62,16 @@ fn an_interrupt_ends_the_benchmark_and_its_run() {
     let model = real::smollm2().unwrap();
     let mut bench = ramforge()
         .unwrap()
-        .args(["bench", model.to_str().unwrap(), "--ram", "80M", "--tokens", "5000", "--ctx", "6000"])
+        .args(["bench", model.to_str().unwrap(), "--ram", "250M", "--tokens", "5000", "--ctx", "6000"])
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     std::thread::sleep(Duration::from_millis(700));
-    if bench.try_wait().unwrap().is_some_and(|status| status.code() == Some(1)) {
-        println!("SKIP an_interrupt_ends_the_benchmark_and_its_run: no back end can enforce a budget");
+    if bench.try_wait().unwrap().is_some() {
+        let said = std::io::read_to_string(bench.stderr.take().unwrap()).unwrap();
+        assert!(said.contains("no back end can enforce"), "{said}");
+        println!("SKIP an_interrupt_ends_the_benchmark_and_its_run: {said}");
         return;
     }
     let asked = Instant::now();
@@ -78,12 +80,63 @@ fn an_interrupt_ends_the_benchmark_and_its_run() {
     assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
 }
 
-#[test]
-fn a_budget_in_which_nothing_runs_is_an_error() {
+/// Runs `bench` with `arguments`, which it does not run with; nothing where no back end can enforce a budget.
+fn refused(arguments: &[&str]) -> Option<(Option<i32>, String)> {
     let model = real::smollm2().unwrap();
-    let output =
-        ramforge().unwrap().args(["bench", model.to_str().unwrap(), "--ram", "8M"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("refused before loading") || said.contains("no back end"), "{said}");
+    let output = ramforge().unwrap().arg("bench").arg(model).args(arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if said.contains("no back end can enforce") {
+        println!("SKIP {arguments:?}: {said}");
+        return None;
+    }
+    Some((output.status.code(), said))
+}
+
+#[test]
+fn a_budget_in_which_nothing_runs_is_refused_with_what_would_work() {
+    let Some((code, said)) = refused(&["--ram", "8M"]) else { return };
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("refused before loading") && said.contains("hint: --ram "), "{said}");
+    assert!(!said.contains("--no-fit-guard"), "{said}");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_costs_no_run() {
+    let Some((code, said)) = refused(&["--ram", "80M", "--json", "/proc/bench.json"]) else { return };
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("cannot write"), "{said}");
+}
+
+#[test]
+fn more_tokens_than_there_can_be_are_a_usage_error() {
+    for option in ["--tokens", "--prompt-tokens", "--rounds"] {
+        let output = ramforge().unwrap().args(["bench", "m", "--ram", "80M", option, "4294967295"]).output();
+        assert_eq!(output.unwrap().status.code(), Some(2), "{option}");
+    }
+}
+
+#[test]
+fn what_is_compared_has_the_layout_of_the_policy() {
+    let model = real::smollm2().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bench.json");
+    // Too little for all weights, so the kernel pages, which nothing streams and nothing repacks.
+    for policy in ["off", "memory-bound"] {
+        let output = ramforge()
+            .unwrap()
+            .args(["bench", model.to_str().unwrap(), "--ram", "80M", "--policy", policy, "--rounds", "1"])
+            .args(["--threads", "1", "--prompt-tokens", "4", "--tokens", "1", "--no-paging", "--json"])
+            .arg(&file)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        if said.contains("no back end can enforce") {
+            println!("SKIP what_is_compared_has_the_layout_of_the_policy: {said}");
+            return;
+        }
+        assert!(output.status.success(), "{said}");
+        let bench: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        assert_eq!(bench["same_logits"], true, "{bench:#}");
+        assert_eq!(bench["ways"][2]["rounds"].as_array().unwrap().len(), 1, "{bench:#}");
+    }
 }

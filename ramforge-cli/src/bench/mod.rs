@@ -10,7 +10,8 @@ mod human;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::report::{Report, RunResult, Tool};
+use crate::plan;
+use crate::report::{Report, Tool};
 
 /// The version of [`Bench`]: within it fields are added, never renamed or retyped.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -120,6 +121,9 @@ pub struct Figures {
     /// Bytes the policy reads in a pass for one token: of experts, those that it uses.
     #[serde(default)]
     pub streamed_bytes_per_token: Option<f64>,
+    /// Bytes the policy leaves to the kernel's paging, which reads them in every pass.
+    #[serde(default)]
+    pub paged_bytes_per_pass: Option<f64>,
     /// Milliseconds the computation waited for reads.
     pub stall_ms: Option<f64>,
 }
@@ -159,6 +163,7 @@ impl Figures {
             pinned_from_start_bytes: bytes(streaming.map(|streaming| streaming.pinned_from_start_bytes)),
             streamed_bytes_per_pass: bytes(streaming.map(|streaming| streaming.streamed_bytes_per_pass)),
             streamed_bytes_per_token: bytes(streaming.map(|streaming| streaming.streamed_bytes_per_token)),
+            paged_bytes_per_pass: bytes(streaming.map(|streaming| streaming.paged_bytes_per_pass)),
             stall_ms: streaming.map(|streaming| streaming.stall_ms),
         }
     }
@@ -179,6 +184,7 @@ impl Figures {
             pinned_from_start_bytes: of(|round| round.pinned_from_start_bytes),
             streamed_bytes_per_pass: of(|round| round.streamed_bytes_per_pass),
             streamed_bytes_per_token: of(|round| round.streamed_bytes_per_token),
+            paged_bytes_per_pass: of(|round| round.paged_bytes_per_pass),
             stall_ms: of(|round| round.stall_ms),
         }
     }
@@ -198,26 +204,43 @@ impl Measured {
         Self { way, rounds: Vec::new(), median: Figures::default(), logits: Vec::new(), reason: None }
     }
 
-    /// Takes in a run. One that did not end well is the last.
-    pub fn add(&mut self, report: &Report) {
-        if report.outcome.result == RunResult::Ok {
-            let figures = Figures::of(report);
-            // What is in memory already has no load worth a figure.
-            let first_token_ms = figures.first_token_ms.filter(|_| self.way != Way::Resident);
-            self.rounds.push(Figures { first_token_ms, ..figures });
-            self.median = Figures::median(&self.rounds);
-            let output = report.output.as_ref();
-            self.logits.extend(output.and_then(|output| output.logits_fingerprint.clone()));
-        } else {
-            let message = report.outcome.message.clone();
-            self.reason = Some(message.unwrap_or_else(|| format!("exit code {}", report.outcome.exit_code)));
+    /// Takes in a run that ended well, to be compared with runs whose weights are `repacked` or not. One that is not
+    /// what it is measured for is the last, and not among the rounds.
+    pub fn add(&mut self, report: &Report, repacked: bool) {
+        self.reason = incomparable(self.way, report, repacked);
+        if self.reason.is_some() {
+            return;
         }
+        let figures = Figures::of(report);
+        // What is in memory already has no load worth a figure.
+        let first_token_ms = figures.first_token_ms.filter(|_| self.way != Way::Resident);
+        self.rounds.push(Figures { first_token_ms, ..figures });
+        self.median = Figures::median(&self.rounds);
+        let output = report.output.as_ref();
+        self.logits.extend(output.and_then(|output| output.logits_fingerprint.clone()));
     }
 
     /// Whether it is worth another run.
     pub const fn goes_on(&self) -> bool {
         self.reason.is_none()
     }
+}
+
+/// Whether a run computed with copies of weights in another layout than the file's, whatever was asked for: they
+/// round differently.
+pub fn is_repacked(report: &Report) -> bool {
+    report.inventory.as_ref().is_some_and(|inventory| inventory.anonymous_bytes + inventory.copy_bytes > 0)
+}
+
+/// Why a run's figures are not those of `way`, or not to be compared with runs whose weights are `repacked` or not.
+fn incomparable(way: Way, report: &Report, repacked: bool) -> Option<String> {
+    let verdict = report.admission.as_ref().map_or("unknown", |admission| &admission.verdict);
+    let resident = [plan::Way::ResidentRepacked, plan::Way::Resident];
+    if way == Way::Resident && resident.iter().all(|way| way.name() != verdict) {
+        return Some(format!("the weights were not surely in memory: the guard's verdict is {verdict}"));
+    }
+    (is_repacked(report) != repacked)
+        .then(|| "the weights were in another layout than in the policy's first run".to_owned())
 }
 
 /// What the runs were of, for [`Bench::new`].
@@ -236,8 +259,10 @@ pub struct Subject {
 impl Bench {
     /// Puts the rounds in relation. `disk` has bytes a second of each round, or why they are missing.
     pub fn new(subject: Subject, disk: Result<Vec<f64>, String>, ways: Vec<Measured>) -> Self {
-        let median_of =
-            |way| ways.iter().find(|measured| measured.way == way).map(|measured| measured.median);
+        let median_of = |way| {
+            let measured = ways.iter().find(|measured| measured.way == way && !measured.rounds.is_empty());
+            measured.map(|measured| measured.median)
+        };
         let policy = median_of(Way::Policy).unwrap_or_default();
         let paging = median_of(Way::KernelPaging).unwrap_or_default();
         let limit = median_of(Way::Resident)
@@ -270,10 +295,11 @@ fn same<'logits>(mut all: impl Iterator<Item = &'logits String>) -> Option<bool>
 fn limit(subject: &Subject, resident: &Figures, policy: &Figures, disk: Option<Vec<f64>>) -> Limit {
     let disk = disk.and_then(median).filter(|&bytes| bytes > 0.0);
     // Without streaming nothing has to be read after the load.
-    let token = policy.streamed_bytes_per_token.unwrap_or(0.0);
+    let paged = policy.paged_bytes_per_pass.unwrap_or(0.0);
+    let token = policy.streamed_bytes_per_token.unwrap_or(0.0) + paged;
     let pass = match subject.request.prompt_tokens {
         1 => token,
-        _ => policy.streamed_bytes_per_pass.unwrap_or(0.0),
+        _ => policy.streamed_bytes_per_pass.unwrap_or(0.0) + paged,
     };
     let reading = |bytes: f64| match disk {
         _ if bytes == 0.0 => Some(0.0),
@@ -298,7 +324,7 @@ fn limit(subject: &Subject, resident: &Figures, policy: &Figures, disk: Option<V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Model, Outcome, Output, Request as RunRequest, Streaming, Timing};
+    use crate::report::{Admission, Inventory, Model, Output, Request as RunRequest, Streaming, Timing};
 
     fn report(rate: f64, streamed: Option<u64>) -> Report {
         let mut report = Report::new(Tool::default(), Model::default(), RunRequest::default());
@@ -321,7 +347,7 @@ mod tests {
             streamed_bytes_per_token: bytes / 2,
             ..Streaming::default()
         });
-        report.outcome = Outcome { result: RunResult::Ok, ..Outcome::default() };
+        report.admission = Some(Admission { verdict: "resident".to_owned(), ..Admission::default() });
         report
     }
 
@@ -332,7 +358,7 @@ mod tests {
 
     fn measured(way: Way, rates: &[f64], streamed: Option<u64>) -> Measured {
         let mut measured = Measured::new(way);
-        rates.iter().for_each(|&rate| measured.add(&report(rate, streamed)));
+        rates.iter().for_each(|&rate| measured.add(&report(rate, streamed), false));
         measured
     }
 
@@ -357,15 +383,53 @@ mod tests {
     }
 
     #[test]
+    fn what_is_left_to_paging_is_read_too() {
+        let mut paging = report(1.0, Some(1000));
+        paging.streaming.as_mut().unwrap().paged_bytes_per_pass = 1000;
+        let mut policy = Measured::new(Way::Policy);
+        policy.add(&paging, false);
+        let ways = vec![policy, measured(Way::Resident, &[10.0], None)];
+        let limit = Bench::new(subject(), Ok(vec![1000.0]), ways).limit.unwrap();
+        assert_eq!(limit.seconds_per_token, Some(1.5));
+        // 2000 bytes once, of which 500 before the prompt, and 2000 in each of two passes.
+        assert_eq!((limit.prompt_ms, limit.first_token_ms), (Some(5500.0), Some(6000.0)));
+    }
+
+    #[test]
+    fn a_run_that_was_not_surely_in_memory_makes_no_limit() {
+        for verdict in ["kernel-paging", "unknown"] {
+            let mut paging = report(9.0, None);
+            paging.admission.as_mut().unwrap().verdict = verdict.to_owned();
+            let mut resident = Measured::new(Way::Resident);
+            resident.add(&paging, false);
+            assert!(!resident.goes_on() && resident.reason.as_ref().unwrap().contains(verdict));
+            let ways = vec![measured(Way::Policy, &[2.0], Some(10)), resident];
+            let bench = Bench::new(subject(), Ok(vec![1000.0]), ways);
+            assert_eq!((bench.limit, bench.token_over_limit), (None, None));
+        }
+    }
+
+    #[test]
+    fn runs_of_another_layout_are_not_compared() {
+        let mut repacked = report(9.0, None);
+        repacked.inventory = Some(Inventory { copy_bytes: 1, ..Inventory::default() });
+        repacked.output.as_mut().unwrap().logits_fingerprint = Some("other".to_owned());
+        assert!(is_repacked(&repacked));
+        let mut resident = Measured::new(Way::Resident);
+        resident.add(&repacked, false);
+        assert!(resident.rounds.is_empty() && resident.reason.as_ref().unwrap().contains("layout"));
+        let ways = vec![measured(Way::Policy, &[2.0], None), resident];
+        let bench = Bench::new(subject(), Ok(vec![1000.0]), ways);
+        assert_eq!((bench.same_logits, bench.limit), (Some(true), None));
+        let mut resident = Measured::new(Way::Resident);
+        resident.add(&repacked, true);
+        assert!(resident.goes_on());
+    }
+
+    #[test]
     fn what_could_not_be_measured_is_absent() {
         let mut failed = Measured::new(Way::KernelPaging);
-        let mut killed = report(1.0, None);
-        killed.outcome = Outcome {
-            result: RunResult::OomKilled,
-            message: Some("killed".to_owned()),
-            ..Outcome::default()
-        };
-        failed.add(&killed);
+        failed.reason = Some("killed".to_owned());
         assert!(!failed.goes_on());
         let ways =
             vec![measured(Way::Policy, &[2.0], Some(10)), failed, measured(Way::Resident, &[9.0], None)];
@@ -381,7 +445,7 @@ mod tests {
         let mut other = report(1.0, None);
         other.output.as_mut().unwrap().logits_fingerprint = Some("other".to_owned());
         let mut resident = Measured::new(Way::Resident);
-        resident.add(&other);
+        resident.add(&other, false);
         let ways = vec![measured(Way::Policy, &[2.0], None), resident];
         assert_eq!(Bench::new(subject(), Ok(vec![1000.0]), ways).same_logits, Some(false));
     }

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use crate::engine::Policy;
 use crate::size;
 
+/// As many as the longest contexts hold.
+const MOST_TOKENS: i64 = 10_000_000;
+
 /// Options of `bench`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -21,10 +24,12 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
     /// Tokens of the prompt.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=MOST_TOKENS))]
     pub prompt_tokens: u32,
     /// Tokens to generate after the first, for the time a token takes.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=MOST_TOKENS))]
     pub tokens: u32,
     /// Tokens of context; by default what the prompt and the tokens need.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
