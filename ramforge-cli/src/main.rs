@@ -3,13 +3,19 @@
 
 use std::io::{IsTerminal, Write, stderr, stdin, stdout};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::{CommandFactory, FromArgMatches};
 use ramforge::cli::Cli;
 use ramforge::commands::{Terminal, execute, long_version};
 use ramforge::{Error, Result};
+use signal_hook::consts::SIGXFSZ;
 
 fn main() -> ExitCode {
+    // A file that reaches the shell's limit would end the process before it can say so. With a handler, which
+    // has nothing to do, the write fails. Without one, everything else still works.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::<AtomicBool>::default());
     let matches = Cli::command().long_version(long_version()).get_matches();
     let result =
         Cli::from_arg_matches(&matches).map_err(|error| Error::usage(error.to_string())).and_then(run);

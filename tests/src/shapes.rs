@@ -331,6 +331,26 @@ pub fn qwen2_1_5b_shape() -> ModelSpec {
     }
 }
 
+/// The shape of Qwen3-30B-A3B with a quarter of its layers: 4.4 GB, of which a token uses 0.5.
+pub fn qwen3_moe_30b_quarter() -> ModelSpec {
+    ModelSpec {
+        name: "qwen3-moe-30b-quarter",
+        architecture: Architecture::Qwen3Moe { experts: 128, experts_used: 8 },
+        layers: 12,
+        embd: 2048,
+        ff: 768,
+        heads: 32,
+        kv_heads: 4,
+        head_dim: 128,
+        vocab: 151_936,
+        context: 32_768,
+        kind: TensorType::Q4_0,
+        tied: false,
+        tokenizer: QWEN2,
+        seed: 30,
+    }
+}
+
 /// The shape of Pythia-70M: 76 MB in 8-bit blocks.
 pub fn pythia_70m_shape() -> ModelSpec {
     ModelSpec {
@@ -440,6 +460,7 @@ pub fn named() -> Vec<ModelSpec> {
         pythia_70m_shape(),
         qwen2_1_5b_shape(),
         llama_7b_shape(),
+        qwen3_moe_30b_quarter(),
         gptneox_20b_shape(),
     ]
 }

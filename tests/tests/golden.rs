@@ -43,16 +43,20 @@ fn errors_say_what_to_do() {
         &["run", "missing.gguf"],
         &["run", "m.gguf", "--prompt", "x", "--ram", "8 bananas"],
         &["run", "m.gguf", "--prompt", "x", "--ram", "0"],
+        &["run", "m.gguf", "--prompt", "x", "--ram", "-5"],
         &["run", "m.gguf", "--prompt", "x", "--enforce-ram"],
         &["run", "m.gguf", "--prompt", "x", "--device", "gpu"],
         &["run", "m.gguf", "--prompt", "x", "--temperature", "NaN"],
         &["run", "m.gguf", "--prompt", "x", "--prompt-file", "y"],
         &["run", "m.gguf", "--prompt", "x", "--residency-policy", "fast"],
+        &["run", "m.gguf", "--prompt", "x", "--residency-reserve", "1M"],
+        &["run", "m.gguf", "--prompt", "x", "--graph-trace-events", "10"],
         &["bench", "m.gguf"],
         &["inspect", "missing.gguf"],
         &["plan", "missing.gguf"],
         &["report", "show", "missing.json"],
         &["report", "check", "missing.json"],
+        &["report", "check", "missing.json", "--min-decode-rate", "nan"],
     ];
     check("errors", &errors.map(said).join("\n"));
 }

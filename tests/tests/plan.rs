@@ -1,9 +1,11 @@
 //! Plans and refusals of the real program, against what runs then hold and what the kernel shows.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
@@ -293,7 +295,7 @@ fn counted(arguments: &[&str]) -> (Output, Duration, u64) {
         .args(["-c", script, "sh"])
         .arg(program.get_program())
         .args(arguments)
-        .stdin(std::process::Stdio::null())
+        .stdin(Stdio::null())
         .output()
         .unwrap();
     let took = started.elapsed();
@@ -356,6 +358,101 @@ fn a_context_too_large_is_refused_with_the_largest_that_fits_which_then_runs() {
     // A little more might work, with a warning; much more cannot.
     let (output, _) = run(&(largest.parse::<u32>().unwrap() + 2048).to_string());
     assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_context_that_no_memory_holds_is_refused_before_it_costs_any() {
+    let model = real::smollm2().unwrap();
+    let model = model.to_str().unwrap();
+    for context in ["300000000", "2000000000", "4294967295"] {
+        for command in [&["plan", model][..], &["run", model, "--prompt", "a", "-n", "1"]] {
+            let output =
+                programs::ramforge().unwrap().args(command).args(["--ctx", context]).output().unwrap();
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(3), "{said}");
+            for part in [context, "for its KV cache", "was trained with", "hint: use a smaller --ctx"] {
+                assert!(said.contains(part), "{part:?}: {said}");
+            }
+        }
+    }
+}
+
+/// A prompt may nearly fill an argument; what is said of it to the helper does not fit into one.
+#[test]
+fn a_long_prompt_is_sized_as_well() {
+    let model = real::smollm2().unwrap();
+    let prompt = "a \"b\"\n".repeat(17_000);
+    let arguments = ["run", model.to_str().unwrap(), "--prompt", &prompt, "--ctx", "131072", "--ram", "23M"];
+    let (output, report) = programs::ramforge_with_report(&arguments).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert_eq!(report["admission"]["verdict"], "refused");
+}
+
+#[test]
+fn a_run_that_cannot_be_sized_says_so() {
+    let model = real::smollm2().unwrap();
+    let arguments = ["run", model.to_str().unwrap(), "--prompt", "one two three", "--ctx", "1"];
+    let (output, report) = programs::ramforge_with_report(&arguments).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains("warning: the fit guard cannot size this run: the prompt has"), "{said}");
+    assert_eq!(report["admission"]["verdict"], "unknown");
+}
+
+/// A run whose prompt comes through a pipe, and its report.
+fn piped(arguments: &[&str], prompt: &str) -> (Output, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report.json");
+    let mut command = programs::ramforge().unwrap();
+    command.args(arguments).arg("--residency-report-json").arg(&report);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut run = command.spawn().unwrap();
+    run.stdin.take().unwrap().write_all(prompt.as_bytes()).unwrap();
+    let output = run.wait_with_output().unwrap();
+    (output, serde_json::from_reader(File::open(&report).unwrap()).unwrap())
+}
+
+#[test]
+fn a_prompt_that_can_be_read_once_is_the_runs_to_read() {
+    let model = real::smollm2().unwrap();
+    let prompt = "The capital of France is";
+    let arguments = ["run", model.to_str().unwrap(), "-n", "4", "--prompt-file", "/dev/stdin"];
+    let (output, report) = piped(&arguments, prompt);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let arguments = ["run", model.to_str().unwrap(), "-n", "4", "--prompt", prompt];
+    let (given, of_given) = programs::ramforge_with_report(&arguments).unwrap();
+    assert_eq!(output.stdout, given.stdout);
+    assert_eq!(report["output"]["prompt_tokens"], of_given["output"]["prompt_tokens"]);
+}
+
+#[test]
+fn auto_is_decided_by_the_run_when_only_that_knows_the_prompt() {
+    let model = real::smollm2().unwrap();
+    let prompt = "The capital of France is Paris, and the river through it is the Seine. ".repeat(70);
+    // The weights and a short prompt fit; the keys and values of the long one do not.
+    let arguments = ["run", model.to_str().unwrap(), "-n", "2", "--ram", "170M", "--kv-type", "f32"];
+    let (short, report) = piped(&arguments, "The capital of France is");
+    assert!(short.status.success(), "{}", text(&short.stderr));
+    assert!(report["streaming"].is_null(), "{report:#}");
+    let (long, report) = piped(&arguments, &prompt);
+    assert!(long.status.success(), "{}", text(&long.stderr));
+    assert!(report["streaming"].is_object(), "{}", text(&long.stderr));
+    assert_eq!(report["admission"]["verdict"], "unknown");
+    let reason = report["admission"]["reason"].as_str().unwrap();
+    assert!(reason.contains("with a prompt of one token it needs"), "{reason}");
+}
+
+#[test]
+fn a_file_whose_name_is_no_text_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(OsStr::from_bytes(b"m\xff.gguf"));
+    fs::copy(cache::model(&shapes::tiny_llama()).unwrap(), &path).unwrap();
+    for arguments in [&["plan"][..], &["run", "--prompt", "a"]] {
+        let output = programs::ramforge().unwrap().args(arguments).arg(&path).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("m\\xFF.gguf") && said.contains("hint: rename"), "{said}");
+    }
 }
 
 #[test]

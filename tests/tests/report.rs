@@ -219,3 +219,53 @@ fn reports_with_fields_of_a_newer_program_are_read() {
     let (output, said) = report_command(&["show", text(&changed)]);
     assert!(output.status.success(), "{said}");
 }
+
+#[test]
+fn a_report_replaces_nothing_that_the_run_uses() {
+    let folder = tempfile::tempdir().unwrap();
+    let [model, prompt, out] = ["model.gguf", "prompt.txt", "out.txt"].map(|name| folder.path().join(name));
+    fs::copy(cache::model(&shapes::tiny_llama()).unwrap(), &model).unwrap();
+    fs::write(&prompt, "Hello").unwrap();
+    let before = fs::read(&model).unwrap();
+    for report in [model.as_path(), prompt.as_path(), out.as_path(), Path::new("/dev/stdout")] {
+        let mut command = ramforge().unwrap();
+        command.args(["run", text(&model), "-n", "1", "--prompt-file", text(&prompt)]);
+        command.args(["--residency-report-json", text(report)]);
+        let output = command.stdout(fs::File::create(&out).unwrap()).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("which the run uses"), "{said}");
+    }
+    assert_eq!(fs::read(&model).unwrap(), before);
+    assert_eq!(fs::read_to_string(&prompt).unwrap(), "Hello");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+}
+
+#[test]
+fn a_report_beyond_the_limit_on_files_is_an_error_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("report.json");
+    let program = ramforge().unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 0; exec \"$@\"", "sh"]).arg(program.get_program());
+    command.args(["run", "missing.gguf", "--prompt", "x", "--residency-report-json", text(&path)]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains(&format!("{}: File too large", path.display())), "{said}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn native_messages_are_shown_with_verbose_only() {
+    let model = cache::model(&shapes::tiny_llama()).unwrap();
+    let said = |more: &[&str]| {
+        let mut command = ramforge().unwrap();
+        command.args(["run", text(&model), "--prompt", "x", "-n", "1", "--ctx", "2048"]).args(more);
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    let quiet = said(&[]);
+    assert!(quiet.contains("warning: a context of 2048 tokens"), "{quiet}");
+    assert!(!quiet.contains("n_ctx"), "{quiet}");
+    assert!(said(&["--verbose"]).contains("n_ctx"));
+}

@@ -22,11 +22,20 @@ pub use run::{FitChoice, RunArgs, SwapLimit};
 /// Start with: ramforge run MODEL.gguf --prompt "The capital of France is"
 #[derive(Debug, Parser)]
 #[command(name = "ramforge", version, max_term_width = 100, arg_required_else_help = true)]
-#[command(disable_help_subcommand = true)]
+#[command(disable_help_subcommand = true, mut_subcommands = with_negative_numbers)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// Takes a negative number as the value of the option before it, which says what is wrong with it.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let options = command.mut_args(|arg| match arg.is_positional() || !arg.get_action().takes_values() {
+        true => arg,
+        false => arg.allow_negative_numbers(true),
+    });
+    options.mut_subcommands(with_negative_numbers)
 }
 
 /// The subcommands.
@@ -95,4 +104,37 @@ pub struct CompletionsArgs {
 pub struct HiddenArgs {
     /// Written and read by the supervisor.
     pub channel: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definitions_hold_together() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn a_prompt_may_begin_with_a_hyphen() {
+        let arguments = ["ramforge", "run", "m.gguf", "-p", "- Hi", "--chat", "--system", "--x"];
+        let Command::Run(run) = Cli::try_parse_from(arguments).unwrap().command else { panic!() };
+        assert_eq!((run.prompt.as_deref(), run.system.as_deref()), (Some("- Hi"), Some("--x")));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_value_is_said_by_its_option() {
+        for (options, reason) in [
+            (["--ram", "-5"], "it is negative; write a size like 8G"),
+            (["--residency-target", "8X"], "write a size like 8G"),
+            (["--temperature", "-1"], "expected a number from 0 up"),
+            (["--graph-trace-events", "0"], "expected a whole number above 0"),
+            (["--graph-trace-events", "10"], "--graph-trace"),
+            (["--threads", "-1"], "-1 is not in 1..=512"),
+        ] {
+            let arguments = ["ramforge", "run", "m.gguf", "--prompt", "- Hi"].into_iter().chain(options);
+            let said = Cli::try_parse_from(arguments).unwrap_err().to_string();
+            assert!(said.contains(reason) && !said.contains("tip:"), "{said}");
+        }
+    }
 }

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
+use super::run::at_least_zero;
 use crate::report::RunResult;
-use crate::size;
+use crate::{Error, size};
 
 /// Options of `report`.
 #[derive(Debug, clap::Args)]
@@ -56,13 +57,13 @@ pub struct CheckArgs {
     #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "bounds")]
     pub max_peak: Option<u64>,
     /// Fewest tokens a second after the first.
-    #[arg(long, value_name = "TOKENS", group = "bounds")]
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_zero::<f64>, group = "bounds")]
     pub min_decode_rate: Option<f64>,
     /// Most bytes read from storage.
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "bounds")]
+    #[arg(long, value_name = "SIZE", value_parser = zero_or_size, group = "bounds")]
     pub max_read: Option<u64>,
     /// Longest time from the start of the worker to the first token, in milliseconds.
-    #[arg(long, value_name = "MS", group = "bounds")]
+    #[arg(long, value_name = "MS", value_parser = at_least_zero::<f64>, group = "bounds")]
     pub max_first_token: Option<f64>,
     /// How the run must have ended: ok, refused, timeout, interrupted, oom-killed, native-abort or error.
     #[arg(long, value_name = "RESULT", value_parser = outcome, group = "bounds")]
@@ -72,8 +73,35 @@ pub struct CheckArgs {
     pub require_fingerprint: Option<String>,
 }
 
+/// A run may be bound to read nothing.
+fn zero_or_size(text: &str) -> Result<u64, Error> {
+    if text.trim() == "0" { Ok(0) } else { size::parse(text) }
+}
+
 fn outcome(text: &str) -> Result<RunResult, String> {
     serde_json::from_value(text.into()).map_err(|_| {
         "expected ok, refused, timeout, interrupted, oom-killed, native-abort or error".to_owned()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::cli::Cli;
+
+    #[test]
+    fn only_bounds_that_can_be_kept_are_taken() {
+        for (bound, taken) in [
+            (["--max-read", "0"], true),
+            (["--min-decode-rate", "2.5"], true),
+            (["--max-peak", "0"], false),
+            (["--min-decode-rate", "-1"], false),
+            (["--min-decode-rate", "nan"], false),
+            (["--max-first-token", "inf"], false),
+        ] {
+            let arguments = ["ramforge", "report", "check", "report.json"].into_iter().chain(bound);
+            assert_eq!(Cli::try_parse_from(arguments).is_ok(), taken, "{bound:?}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Options of `run`.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::ArgPredicate;
@@ -20,6 +21,7 @@ pub struct RunArgs {
     /// The text to continue, or with --chat the message to answer. Without it the text is read from
     /// standard input.
     #[arg(short, long, value_name = "TEXT", conflicts_with = "prompt_file", help_heading = "Prompt")]
+    #[arg(allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// Read the prompt from a file.
     #[arg(long, value_name = "FILE", help_heading = "Prompt")]
@@ -35,13 +37,14 @@ pub struct RunArgs {
     pub chat: bool,
     /// The system message of the chat.
     #[arg(long, value_name = "TEXT", requires = "chat", help_heading = "Prompt")]
+    #[arg(allow_hyphen_values = true)]
     pub system: Option<String>,
 
     /// Most tokens to generate.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 256, help_heading = "Generation")]
     pub max_tokens: u32,
     /// 0 always takes the most probable token; above 0, tokens are drawn by probability.
-    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = at_least_zero)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = at_least_zero::<f32>)]
     #[arg(help_heading = "Generation")]
     pub temperature: f32,
     /// Draw from the K most probable tokens; 0 draws from all.
@@ -150,7 +153,8 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Reports")]
     pub graph_trace: bool,
     /// How many events there is room for; more are counted and dropped.
-    #[arg(long, value_name = "N", default_value_t = 4096, help_heading = "Reports")]
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = events, help_heading = "Reports")]
+    #[arg(requires = "graph_trace")]
     pub graph_trace_events: usize,
     /// Compute nodes one by one, and put each with its time into the report.
     #[arg(long, requires = "graph_trace", help_heading = "Reports")]
@@ -210,18 +214,19 @@ impl From<EnforceBackend> for Backend {
     }
 }
 
-fn number(text: &str, expected: &str, holds: impl Fn(f32) -> bool) -> Result<f32, String> {
-    text.parse()
-        .ok()
-        .filter(|&value: &f32| value.is_finite() && holds(value))
-        .ok_or(format!("expected {expected}"))
+fn number<T>(text: &str, expected: &str, holds: impl Fn(f64) -> bool) -> Result<T, String>
+where
+    T: FromStr + Copy + Into<f64>,
+{
+    let holds = |value: f64| value.is_finite() && holds(value);
+    text.parse().ok().filter(|&value: &T| holds(value.into())).ok_or(format!("expected {expected}"))
 }
 
 fn swap_limit(text: &str) -> Result<SwapLimit, Error> {
     if text == "off" { Ok(SwapLimit(None)) } else { size::parse(text).map(|bytes| SwapLimit(Some(bytes))) }
 }
 
-fn at_least_zero(text: &str) -> Result<f32, String> {
+pub(super) fn at_least_zero<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, String> {
     number(text, "a number from 0 up", |value| value >= 0.0)
 }
 
@@ -231,6 +236,10 @@ fn above_zero(text: &str) -> Result<f32, String> {
 
 fn share(text: &str) -> Result<f32, String> {
     number(text, "a number from 0 to 1", |value| (0.0..=1.0).contains(&value))
+}
+
+fn events(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&value: &usize| value > 0).ok_or("expected a whole number above 0".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

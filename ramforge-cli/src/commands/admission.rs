@@ -3,16 +3,16 @@
 use crate::cli::{FitChoice, RunArgs};
 use crate::commands::Terminal;
 use crate::commands::plan::budget;
-use crate::engine::{BATCH_TOKENS, Policy, Settings};
+use crate::engine::{BATCH_TOKENS, Policy, PromptSource, Settings};
 use crate::gguf;
 use crate::plan::{
     Asked, Budget, ContextRequest, ContextTokens, Decision, Fit, Footprint, KvType, Model, NativeSizes, Way,
     largest_context, refusal,
 };
 use crate::report::Admission;
-use crate::sizing::{Sizer, Subject};
+use crate::sizing::{Sizer, Subject, check_name};
 use crate::supervisor::Sizes;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// What the guard found out.
 pub struct Admitted {
@@ -29,20 +29,25 @@ pub struct Admitted {
 }
 
 /// Prices the run that `settings` describe against what it may use. A model that the native library cannot size
-/// is for the worker to explain: nothing is refused for it.
+/// is for the worker to explain: nothing is refused for it, unless its context can never be held.
 ///
 /// # Errors
-/// What is free cannot be found out.
+/// What is free cannot be found out, or a file's name cannot be passed on to the worker.
 pub fn admit(
     args: &RunArgs,
     mut settings: Settings,
     model: &gguf::Model,
     terminal: &Terminal<'_>,
 ) -> Result<Admitted> {
+    let prompt_file = match &settings.prompt {
+        PromptSource::File(path) => Some(path),
+        _ => None,
+    };
+    settings.files.iter().chain(prompt_file).try_for_each(|path| check_name(path))?;
     let budget = budget(args.ram)?;
     let mut guard = match Guard::new(&settings, model, terminal) {
         Ok(guard) => guard,
-        Err(error) => return Ok(unknown(settings, model, &error)),
+        Err(error) => return Ok(without_sizes(settings, model, &error, args.no_fit_guard)),
     };
     let allowed = allowed(&settings);
     let fit = Fit::new(&guard.model, guard.footprint, budget.bytes);
@@ -70,6 +75,11 @@ pub fn admit(
         (Policy::Auto, Some(Way::Streaming)) => {
             settings.policy = Policy::Stream;
             settings.ram_bytes = Some(budget.bytes);
+        }
+        // The worker is the first to know the prompt, and decides.
+        (Policy::Auto, Some(_)) if slower && guard.footprint.sizes.prompt_tokens.is_none() => {
+            settings.ram_bytes = Some(budget.bytes);
+            undecided(&mut decision.admission);
         }
         (Policy::Auto, Some(_)) => settings.policy = Policy::Off,
         _ => {}
@@ -115,21 +125,49 @@ fn sizes(fit: &Fit, model: &gguf::Model, repack: bool, allowed: &[Way]) -> Sizes
         kv_bytes: Some(native.kv_bytes),
         compute_bytes: Some(native.compute_bytes + native.work_bytes + native.output_bytes),
         other_bytes: Some(native.base_bytes),
-        smallest_ram_bytes: fit.smallest_ram_bytes(allowed),
+        // The whole prompt may need more.
+        smallest_ram_bytes: native.prompt_tokens.and_then(|_| fit.smallest_ram_bytes(allowed)),
     }
 }
 
-fn unknown(settings: Settings, model: &gguf::Model, error: &Error) -> Admitted {
+/// Says that `admission` rests on a prompt that is not known yet.
+fn undecided(admission: &mut Admission) {
+    let reason = admission.reason.take().unwrap_or_default();
+    admission.verdict = "unknown".to_owned();
+    admission.reason = Some(format!(
+        "the prompt is not known before the run, which decides when it has read it; with a prompt of one token it \
+         {reason}"
+    ));
+}
+
+fn without_sizes(settings: Settings, model: &gguf::Model, error: &Error, no_fit_guard: bool) -> Admitted {
+    let (verdict, note, refused) = weigh_unsized(error, no_fit_guard);
     Admitted {
         admission: Admission {
-            verdict: "unknown".to_owned(),
+            verdict: verdict.to_owned(),
             reason: Some(error.to_string()),
             terms: Vec::new(),
         },
         sizes: Sizes { file_weights_bytes: Some(model.tensor_bytes()), ..Sizes::default() },
         settings,
-        notes: Vec::new(),
-        refused: None,
+        notes: note.into_iter().collect(),
+        refused,
+    }
+}
+
+/// What becomes of a run that could not be sized because of `error`: the verdict, what the user should know, and why
+/// it must not start.
+fn weigh_unsized(error: &Error, no_fit_guard: bool) -> (&'static str, Option<String>, Option<Error>) {
+    match (error.kind(), no_fit_guard) {
+        (ErrorKind::Refused, false) => {
+            let refused = Error::new(ErrorKind::Refused, format!("refused before loading: {error}"));
+            let refused = error.hints().iter().fold(refused, Error::hint);
+            ("refused", None, Some(refused.hint("--no-fit-guard (loads anyway)")))
+        }
+        (ErrorKind::Refused, true) => {
+            ("overridden", Some(format!("warning: loading although {error} (--no-fit-guard)")), None)
+        }
+        _ => ("unknown", Some(format!("warning: the fit guard cannot size this run: {error}")), None),
     }
 }
 
@@ -219,5 +257,40 @@ impl Guard {
     fn quantized_works(&mut self, budget: u64, allowed: &[Way]) -> bool {
         let request = ContextRequest { kv_type: KvType::Q8_0, ..self.request };
         self.sizer.sizes(&request).is_ok_and(|sizes| self.works(sizes, budget, allowed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_cannot_be_sized_starts_with_a_warning_unless_memory_is_why() {
+        let (verdict, note, refused) = weigh_unsized(&Error::failed("no such tokenizer"), false);
+        assert_eq!((verdict, refused.is_none()), ("unknown", true));
+        assert_eq!(note.unwrap(), "warning: the fit guard cannot size this run: no such tokenizer");
+
+        let error = Error::new(ErrorKind::Refused, "a context is too large").hint("use a smaller --ctx");
+        let (verdict, note, refused) = weigh_unsized(&error, false);
+        let refused = refused.unwrap();
+        assert_eq!((verdict, note, refused.kind()), ("refused", None, ErrorKind::Refused));
+        assert_eq!(refused.to_string(), "refused before loading: a context is too large");
+        assert_eq!(refused.hints(), ["use a smaller --ctx", "--no-fit-guard (loads anyway)"]);
+
+        let (verdict, note, refused) = weigh_unsized(&error, true);
+        assert_eq!((verdict, refused.is_none()), ("overridden", true));
+        assert!(note.unwrap().contains("although a context is too large"));
+    }
+
+    #[test]
+    fn a_verdict_for_a_prompt_nobody_has_read_is_none() {
+        let mut admission = Admission {
+            verdict: "resident".to_owned(),
+            reason: Some("needs 1 MiB".to_owned()),
+            terms: Vec::new(),
+        };
+        undecided(&mut admission);
+        assert_eq!(admission.verdict, "unknown");
+        assert!(admission.reason.unwrap().ends_with("with a prompt of one token it needs 1 MiB"));
     }
 }

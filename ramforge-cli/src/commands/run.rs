@@ -1,6 +1,7 @@
 //! `ramforge run`: options to settings, a supervised worker, and what is said about it.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,26 +11,30 @@ use crate::cli::RunArgs;
 use crate::commands::admission::admit;
 use crate::commands::{Terminal, interrupt};
 use crate::engine::{Policy, PromptSource, Sampling, Settings};
-use crate::gguf::{Model, printable};
+use crate::gguf::{Model, printable, steers};
 use crate::ledger;
 use crate::report::file::ReportFile;
 use crate::report::{self, Outcome, Report};
 use crate::residency;
 use crate::size::exact;
-use crate::supervisor::{self, EnforceRequest, Finished, LogLevel, Record, Request, worker};
+use crate::supervisor::{self, EnforceRequest, Finished, Record, Request, worker};
 use crate::{Error, ErrorKind, Result};
 
 pub fn run(args: RunArgs, terminal: &mut Terminal<'_>) -> Result<()> {
     let prompt = prompt_source(&args, terminal)?;
     check_target(&args)?;
+    // Sizing a run takes a moment in which nothing is supervised yet.
+    let stopped = interrupt::flag()?;
+    let model = Model::open(&args.model);
     // A report that cannot be written should not cost a run.
-    let report_file = args.residency_report_json.as_deref().map(ReportFile::prepare).transpose()?;
+    let report_file = match &args.residency_report_json {
+        Some(target) => Some(ReportFile::prepare(target, &inputs(&args, model.as_ref().ok()))?),
+        None => None,
+    };
     let mut report = Report::new(tool(), report::Model::default(), request(&args));
     report.model.path = args.model.display().to_string();
 
-    // Sizing a run takes a moment in which nothing is supervised yet.
-    let stopped = interrupt::flag()?;
-    let mut finished = match Model::open(&args.model) {
+    let mut finished = match model {
         Ok(model) => supervised(&args, prompt, &model, report, stopped, terminal),
         Err(error) => not_started(report, error),
     };
@@ -76,6 +81,12 @@ fn prompt_source(args: &RunArgs, terminal: &Terminal<'_>) -> Result<PromptSource
             .hint("give one with --prompt TEXT or --prompt-file FILE, or pipe it in")),
         (None, None) => Ok(PromptSource::StandardInput),
     }
+}
+
+/// The files the run reads.
+fn inputs(args: &RunArgs, model: Option<&Model>) -> Vec<PathBuf> {
+    let shards = model.into_iter().flat_map(Model::files).map(|file| file.path.clone());
+    [args.model.clone()].into_iter().chain(args.prompt_file.clone()).chain(shards).collect()
 }
 
 pub(super) fn tool() -> report::Tool {
@@ -134,19 +145,57 @@ fn residency(args: &RunArgs) -> residency::Settings {
     residency::Settings { look: asked || settings.rule.is_some() || settings.acts(), ..settings }
 }
 
-/// A policy that releases needs to know down to what.
+/// A policy that releases needs to know down to what, and the others do nothing with a target.
 fn check_target(args: &RunArgs) -> Result<()> {
     let policy = args.residency_policy;
-    let releases = policy.rule().is_some() && policy != Policy::Observe;
-    if releases && args.residency_target.or(args.ram).is_none() {
-        return Err(Error::usage(format!("--residency-policy {} needs a target", policy.name()))
-            .hint("give one with --residency-target SIZE or --ram SIZE"));
+    let reserve = args.residency_reserve.map(|_| "--residency-reserve".to_owned());
+    if policy.rule().is_none() {
+        let target = args.residency_target.map(|_| "--residency-target".to_owned());
+        return target.or(reserve).map_or(Ok(()), |option| {
+            Err(Error::usage(format!("{option} does nothing with --residency-policy {}", policy.name()))
+                .hint("add --residency-policy memory-bound")
+                .hint(format!("leave out {option}")))
+        });
     }
-    Ok(())
+    let needs = match policy {
+        Policy::Observe => reserve,
+        _ => Some(format!("--residency-policy {}", policy.name())),
+    };
+    match needs.filter(|_| args.residency_target.or(args.ram).is_none()) {
+        None => Ok(()),
+        Some(option) => Err(Error::usage(format!("{option} needs a target"))
+            .hint("give one with --residency-target SIZE or --ram SIZE")),
+    }
 }
 
 fn threads(args: &RunArgs) -> u32 {
     args.threads.unwrap_or_else(|| Threads::default().decode)
+}
+
+/// What was asked for that works, but worse than the user may know.
+fn warnings(args: &RunArgs, trained_context: Option<u32>, processors: u32) -> Vec<String> {
+    let threads = args.threads.filter(|&threads| threads > processors).map(|threads| {
+        format!(
+            "warning: more threads ({threads}) than processors this process may use ({processors}) can be 20 \
+             times slower"
+        )
+    });
+    let context = args.ctx.zip(trained_context).filter(|(asked, trained)| asked > trained);
+    let context = context.map(|(asked, trained)| {
+        format!("warning: a context of {asked} tokens is longer than the {trained} the model was trained for")
+    });
+    threads.into_iter().chain(context).collect()
+}
+
+/// `text` without what would steer the terminal: native messages quote the model's metadata.
+fn harmless(text: &str) -> String {
+    text.chars().fold(String::new(), |mut line, character| {
+        match steers(character) {
+            true => line.extend(character.escape_default()),
+            false => line.push(character),
+        }
+        line
+    })
 }
 
 fn not_started(mut report: Report, error: Error) -> Finished {
@@ -215,7 +264,9 @@ fn supervised(
     if let Some(refused) = admitted.refused {
         return not_started(report, refused);
     }
-    admitted.notes.iter().for_each(|note| terminal.note(note));
+    let trained_context = model.hyperparameters().map(|numbers| numbers.context_length);
+    let warnings = warnings(args, trained_context, Threads::default().decode);
+    warnings.iter().chain(&admitted.notes).for_each(|note| terminal.note(note));
     let settings = match serde_json::to_value(admitted.settings) {
         Ok(settings) => settings,
         Err(error) => {
@@ -239,10 +290,9 @@ fn supervised(
     };
     let verbose = args.verbose;
     supervisor::supervise(&request, report, &mut |record| match record {
-        Record::NativeLog { text, .. } if verbose => terminal.note(text),
+        Record::NativeLog { text, .. } if verbose => terminal.note(&harmless(text)),
         Record::Note { text } => terminal.note(text),
         Record::Warning { text } => terminal.note(&format!("warning: {text}")),
-        Record::NativeLog { level: LogLevel::Warn, text } => terminal.note(&format!("warning: {text}")),
         _ => {}
     })
 }
@@ -267,5 +317,50 @@ fn profile(report: &Report, terminal: &mut Terminal<'_>) {
     terminal.note(&format!("generation           {decode}"));
     if let Some(read) = report.io.read_bytes {
         terminal.note(&format!("read from disk       {}", exact(read)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn args(options: &[&str]) -> RunArgs {
+        let arguments = ["ramforge", "run", "m.gguf", "--prompt", "x"].iter().chain(options).copied();
+        match Cli::try_parse_from(arguments).unwrap().command {
+            Command::Run(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_target_that_does_nothing_or_is_missing_is_refused() {
+        for (options, reason) in [
+            (&["--residency-target", "1G"][..], "--residency-target does nothing"),
+            (&["--residency-reserve", "1M"], "--residency-reserve does nothing"),
+            (&["--residency-policy", "active"], "--residency-policy active needs a target"),
+            (&["--residency-policy", "observe", "--residency-reserve", "1M"], "--residency-reserve needs"),
+        ] {
+            let error = check_target(&args(options)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage);
+            assert!(error.to_string().contains(reason), "{error}");
+        }
+        check_target(&args(&["--residency-policy", "observe"])).unwrap();
+        check_target(&args(&["--residency-policy", "active", "--residency-target", "1G"])).unwrap();
+    }
+
+    #[test]
+    fn what_makes_a_run_worse_is_warned_of() {
+        assert!(warnings(&args(&["--threads", "2", "--ctx", "2048"]), Some(2048), 2).is_empty());
+        let both = warnings(&args(&["--threads", "3", "--ctx", "2049"]), Some(2048), 2);
+        assert!(both[0].contains("more threads (3)") && both[1].contains("2048 the model was trained"));
+        assert_eq!(both.len(), 2);
+    }
+
+    #[test]
+    fn native_messages_do_not_steer_the_terminal() {
+        assert_eq!(harmless("name = \x1b[2J é"), "name = \\u{1b}[2J é");
     }
 }

@@ -15,7 +15,7 @@ pub fn largest_context(
     sizes: &mut dyn FnMut(u32) -> Result<NativeSizes>,
     fits: &dyn Fn(NativeSizes) -> bool,
 ) -> Result<Option<u32>> {
-    let mut fits = |steps: u32| sizes(steps * STEP).map(fits);
+    let mut fits = |steps: u32| sizes(steps.saturating_mul(STEP)).map(fits);
     let (mut fitting, mut too_large) = (0, most.div_ceil(STEP).max(1) + 1);
     if fits(too_large - 1)? {
         return Ok(Some(most.max(STEP)));

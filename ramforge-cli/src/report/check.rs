@@ -1,6 +1,6 @@
 //! Bounds that a report must keep: what a CI job asks.
 
-use super::{LedgerTerm, Report, RunResult};
+use super::{Backend, LedgerTerm, Report, RunResult};
 use crate::ledger;
 use crate::size::exact;
 
@@ -46,8 +46,11 @@ pub fn check(report: &Report, bounds: &Bounds) -> Vec<Checked> {
         add("outcome", Some(found.to_string()), format!("must be {bound}"), found == bound);
     }
     if let Some(bound) = bounds.max_peak_bytes {
-        let process = || ledger::bytes(&report.ledger, LedgerTerm::ProcessPeakRss);
-        let found = report.enforcement.peak_bytes.or_else(process);
+        // What a group held besides the process counts, so the process's peak stands in for no group's.
+        let found = match report.enforcement.backend {
+            Backend::None => ledger::bytes(&report.ledger, LedgerTerm::ProcessPeakRss),
+            _ => report.enforcement.peak_bytes,
+        };
         let kept = found.is_some_and(|found| found <= bound);
         add("peak", found.map(exact), format!("at most {}", exact(bound)), kept);
     }
@@ -79,7 +82,7 @@ pub fn check(report: &Report, bounds: &Bounds) -> Vec<Checked> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Model, Output, Request, Tool};
+    use crate::report::{LedgerEntry, Model, Output, Provenance, Request, Tool};
 
     fn bounds() -> Bounds {
         Bounds {
@@ -104,6 +107,7 @@ mod tests {
     #[test]
     fn bounds_are_kept_at_their_edge_and_broken_beyond_it() {
         let mut report = Report::new(Tool::default(), Model::default(), Request::default());
+        report.enforcement.backend = Backend::CgroupV2;
         report.enforcement.peak_bytes = Some(100);
         report.io.read_bytes = Some(1000);
         report.timing.decode_tokens_per_second = Some(5.0);
@@ -116,5 +120,20 @@ mod tests {
         let broken: Vec<_> =
             check(&report, &bounds()).into_iter().filter(|c| !c.kept).map(|c| c.name).collect();
         assert_eq!(broken, ["peak", "decode rate"]);
+    }
+
+    #[test]
+    fn the_peak_of_the_process_counts_only_where_there_is_no_group() {
+        let mut report = Report::new(Tool::default(), Model::default(), Request::default());
+        report.ledger.push(LedgerEntry {
+            category: LedgerTerm::ProcessPeakRss,
+            bytes: Some(50),
+            provenance: Some(Provenance::Kernel),
+            reason: None,
+        });
+        let bounds = Bounds { max_peak_bytes: Some(100), ..Bounds::default() };
+        assert!(check(&report, &bounds)[0].kept);
+        report.enforcement.backend = Backend::CgroupV2;
+        assert!(!check(&report, &bounds)[0].kept);
     }
 }

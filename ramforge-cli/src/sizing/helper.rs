@@ -9,27 +9,37 @@ use forge_core::{Backend, Context, ContextParams, LoadMode, Model, ModelParams, 
 
 use super::Answer;
 use crate::engine::{PromptSource, Settings, context_params, prompt};
+use crate::observe::host::Host;
 use crate::observe::process::{Process, Which};
 use crate::plan::{ContextRequest, ContextTokens, NativeSizes};
-use crate::{Error, Result};
+use crate::size::readable;
+use crate::{Error, ErrorKind, Result};
 
-/// Answers every request on `input` with a line on `out`, until the input ends. Native messages go to `err`.
+/// Even to size a context, the native library allocates some 50 bytes for each of its tokens. For so many, that is
+/// little.
+const CHEAP_TOKENS: u32 = 1 << 20;
+
+/// No model is trained with more tokens of context; a header may say so.
+const MOST_TRAINED_TOKENS: u32 = 1 << 24;
+
+/// The native library rounds up to a multiple of 256, in 32 bits.
+const MOST_TOKENS: u32 = u32::MAX - 255;
+
+/// Answers every request about the subject in the file `channel` on `input` with a line on `out`, until the input
+/// ends. What native code says goes to `say`.
 ///
 /// # Errors
-/// The argument or a request is no one's of ours, or nobody listens. What is wrong with the model is an
+/// The subject or a request is no one's of ours, or nobody listens. What is wrong with the model is an
 /// answer.
 pub fn run(
-    argument: &str,
+    channel: &str,
     input: &mut dyn BufRead,
     out: &mut dyn Write,
     say: Arc<dyn Fn(&str) + Send + Sync>,
 ) -> Result<()> {
-    let by_hand = |error: serde_json::Error| {
-        Error::usage("the sizing process is started by `ramforge plan` and `ramforge run`, not by hand")
-            .caused_by(error)
-    };
     let unheard = |error: std::io::Error| Error::failed("cannot answer with sizes").caused_by(error);
-    let asked: super::Subject = serde_json::from_str(argument).map_err(by_hand)?;
+    let asked = std::fs::read(channel).map_err(by_hand)?;
+    let asked: super::Subject = serde_json::from_slice(&asked).map_err(by_hand)?;
     native_log::set_sink(Some(Arc::new(move |message: &Message| {
         if message.level >= Level::Error {
             say(&message.text);
@@ -51,6 +61,11 @@ pub fn run(
         out.write_all(&line).and_then(|()| out.flush()).map_err(unheard)?;
     }
     Ok(())
+}
+
+fn by_hand(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::usage("the sizing process is started by `ramforge plan` and `ramforge run`, not by hand")
+        .caused_by(error)
 }
 
 /// The model without its weights, and the prompt of the run it is for.
@@ -91,6 +106,7 @@ fn answer(
         value_type: request.kv_type.into(),
         ..ContextParams::default()
     };
+    check_context(model, &params)?;
     let context = Context::new(model, &params)?;
     let memory = context.memory_breakdown()?;
     let repacked: u64 = memory
@@ -121,6 +137,36 @@ fn answer(
     })
 }
 
+/// Refuses a context that this machine's memory could never hold, before the native library allocates for it.
+fn check_context(model: &Model, params: &ContextParams) -> Result<()> {
+    let (tokens, trained) = (params.context_tokens, model.trained_context());
+    if tokens <= CHEAP_TOKENS.max(trained.min(MOST_TRAINED_TOKENS)) {
+        return Ok(());
+    }
+    let kv_bytes = |context_tokens| -> Result<u64> {
+        let context = Context::new(model, &ContextParams { context_tokens, ..params.clone() })?;
+        Ok(context.memory_breakdown()?.context_bytes())
+    };
+    let needed = kv_bytes_of(tokens, kv_bytes(CHEAP_TOKENS / 2)?, kv_bytes(CHEAP_TOKENS)?);
+    let memory = Host::sample(Path::new("/proc"))?.memory_bytes;
+    let why = if needed > memory {
+        format!("needs {} for its KV cache, and this machine has {}", readable(needed), readable(memory))
+    } else if tokens > MOST_TOKENS {
+        "is more than the native library can count".to_owned()
+    } else {
+        return Ok(());
+    };
+    let message = format!("a context of {tokens} tokens {why}; the model was trained with {trained} tokens");
+    Err(Error::new(ErrorKind::Refused, message).hint("use a smaller --ctx"))
+}
+
+/// Bytes of the KV cache for `tokens`, given those for [`CHEAP_TOKENS`] and for half as many: no window of
+/// attention is that long, so from there on each token takes the same.
+fn kv_bytes_of(tokens: u32, half: u64, whole: u64) -> u64 {
+    let each = whole.saturating_sub(half) / u64::from(CHEAP_TOKENS / 2);
+    whole.saturating_add(each.saturating_mul(u64::from(tokens.saturating_sub(CHEAP_TOKENS))))
+}
+
 fn load(asked: &super::Subject) -> Result<Subject> {
     let params = ModelParams {
         // Nothing is read or mapped but the header; the native library sizes without a mapping only.
@@ -134,11 +180,13 @@ fn load(asked: &super::Subject) -> Result<Subject> {
     Ok(Subject { model, run })
 }
 
-/// The context that `settings` come to. A prompt from standard input is the worker's to read: it is taken for the
-/// shortest there is.
+/// The context that `settings` come to. A prompt that can be read only once is the worker's to read: it is taken for
+/// the shortest there is.
 fn run_of(settings: &Settings, model: &Model) -> Result<Run> {
     let prompt_tokens = match &settings.prompt {
         PromptSource::StandardInput => None,
+        // A pipe, a terminal or this process's own input; what is missing is for the worker to explain.
+        PromptSource::File(path) if !path.is_file() => None,
         source => {
             let text = prompt::read(source, &mut std::io::empty())?;
             Some(prompt::tokens(settings, model, &text)?.len())
@@ -147,4 +195,27 @@ fn run_of(settings: &Settings, model: &Model) -> Result<Run> {
     let params = context_params(settings, model, prompt_tokens.unwrap_or(1))?;
     let prompt_tokens = prompt_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
     Ok(Run { context_tokens: params.context_tokens, prompt_tokens })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kv_cache_grows_by_the_same_for_each_token() {
+        let window = 1000_u64;
+        let bytes = |tokens: u32| window + 6 * u64::from(tokens);
+        let of = |tokens| kv_bytes_of(tokens, bytes(CHEAP_TOKENS / 2), bytes(CHEAP_TOKENS));
+        assert_eq!(of(CHEAP_TOKENS + 1), bytes(CHEAP_TOKENS + 1));
+        assert_eq!(of(u32::MAX), bytes(u32::MAX));
+        // A recurrent state does not grow.
+        assert_eq!(kv_bytes_of(u32::MAX, window, window), window);
+    }
+
+    #[test]
+    fn a_helper_started_by_hand_is_told_so() {
+        let error = run("model.gguf", &mut std::io::empty(), &mut std::io::sink(), Arc::new(|_: &str| {}))
+            .unwrap_err();
+        assert!(error.to_string().contains("not by hand"), "{error}");
+    }
 }

@@ -1,3 +1,4 @@
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -5,7 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde::{Deserialize, Serialize};
 
 use crate::observe::cgroup::{Memory, MemoryV1, MemoryV2, processes};
@@ -48,6 +50,7 @@ pub(super) enum Around {
 impl Group {
     /// Makes an empty group below `parent` with a name of its own.
     pub(super) fn create_below(parent: &Path, hierarchy: Hierarchy) -> io::Result<Self> {
+        remove_abandoned(parent);
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         loop {
             let number = COUNTER.fetch_add(1, Ordering::Relaxed);
@@ -147,6 +150,24 @@ impl Group {
     }
 }
 
+/// Removes the groups below `parent` whose supervisor is gone: somebody has killed the guardian too. The kernel
+/// keeps a group that still holds a process.
+fn remove_abandoned(parent: &Path) {
+    // A folder that cannot be read is one in which no group can be made, and that fails next.
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        if supervisor_of(&entry.file_name()).is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH)) {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+/// The process that gave a group its `name`.
+fn supervisor_of(name: &OsStr) -> Option<Pid> {
+    let (pid, number) = name.to_str()?.strip_prefix("ramforge-")?.split_once('-')?;
+    number.parse::<u32>().ok()?;
+    Pid::from_raw(pid.parse().ok()?)
+}
+
 /// Moves the calling process from `leaf` back to `own`, unless other groups have appeared beside it:
 /// switching the controller off would free them of their limits.
 pub(super) fn leave_leaf(own: &Path, leaf: &Path) -> io::Result<()> {
@@ -165,4 +186,30 @@ fn wait_until(deadline: Instant, problem: &str) -> io::Result<()> {
     }
     thread::sleep(PAUSE);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_of_runs_that_are_gone_are_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        let mut gone = std::process::Command::new("true").spawn().unwrap();
+        gone.wait().unwrap();
+        let group = |name: String| parent.path().join(name);
+        let abandoned = group(format!("ramforge-{}-0", gone.id()));
+        let kept = [
+            group(format!("ramforge-{}-1/busy", gone.id())),
+            group(format!("ramforge-{}-0.scope", gone.id())),
+            group(format!("ramforge-{}-1000", std::process::id())),
+            group("other".to_owned()),
+        ];
+        for dir in kept.iter().chain([&abandoned]) {
+            fs::create_dir_all(dir).unwrap();
+        }
+        let made = Group::create_below(parent.path(), Hierarchy::V2).unwrap();
+        assert!(made.dir().exists() && !abandoned.exists());
+        assert!(kept.iter().all(|dir| dir.exists()));
+    }
 }
