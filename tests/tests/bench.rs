@@ -80,21 +80,24 @@ fn an_interrupt_ends_the_benchmark_and_its_run() {
     assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
 }
 
-/// Runs `bench` with `arguments`, which it does not run with; nothing where no back end can enforce a budget.
-fn refused(arguments: &[&str]) -> Option<(Option<i32>, String)> {
+/// Runs `bench` with `arguments`, which it does not run with; nothing where no back end can enforce a budget, as the
+/// test of the name `test` says then.
+fn refused(test: &str, arguments: &[&str]) -> Option<(Option<i32>, String)> {
     let model = real::smollm2().unwrap();
     let output = ramforge().unwrap().arg("bench").arg(model).args(arguments).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     if said.contains("no back end can enforce") {
-        println!("SKIP {arguments:?}: {said}");
+        println!("SKIP {test}: {said}");
         return None;
     }
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
     Some((output.status.code(), said))
 }
 
 #[test]
 fn a_budget_in_which_nothing_runs_is_refused_with_what_would_work() {
-    let Some((code, said)) = refused(&["--ram", "8M"]) else { return };
+    let test = "a_budget_in_which_nothing_runs_is_refused_with_what_would_work";
+    let Some((code, said)) = refused(test, &["--ram", "8M"]) else { return };
     assert_eq!(code, Some(3), "{said}");
     assert!(said.contains("refused before loading") && said.contains("hint: --ram "), "{said}");
     assert!(!said.contains("--no-fit-guard"), "{said}");
@@ -102,7 +105,10 @@ fn a_budget_in_which_nothing_runs_is_refused_with_what_would_work() {
 
 #[test]
 fn a_file_that_cannot_be_written_costs_no_run() {
-    let Some((code, said)) = refused(&["--ram", "80M", "--json", "/proc/bench.json"]) else { return };
+    let arguments = ["--ram", "80M", "--json", "/proc/bench.json"];
+    let Some((code, said)) = refused("a_file_that_cannot_be_written_costs_no_run", &arguments) else {
+        return;
+    };
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("cannot write"), "{said}");
 }

@@ -443,6 +443,21 @@ fn auto_is_decided_by_the_run_when_only_that_knows_the_prompt() {
 }
 
 #[test]
+fn what_does_not_fit_with_its_own_prompt_is_refused_by_the_run() {
+    let model = real::smollm2().unwrap();
+    let prompt = "The capital of France is Paris, and the river through it is the Seine. ".repeat(70);
+    let run = |ram: &str, more: &[&str]| {
+        let arguments = ["run", model.to_str().unwrap(), "-n", "2", "--ram", ram, "--kv-type", "f32"];
+        let (output, report) = piped(&[&arguments[..], more].concat(), &prompt);
+        assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+        assert_eq!(report["outcome"]["result"], "refused", "{report:#}");
+        assert_eq!(report["admission"]["verdict"], "unknown", "{report:#}");
+    };
+    run("170M", &["--fit", "off"]);
+    run("60M", &["--residency-policy", "stream"]);
+}
+
+#[test]
 fn a_file_whose_name_is_no_text_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(OsStr::from_bytes(b"m\xff.gguf"));

@@ -234,7 +234,7 @@ fn a_report_replaces_nothing_that_the_run_uses() {
         let output = command.stdout(fs::File::create(&out).unwrap()).stderr(Stdio::piped()).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains("which the run uses"), "{said}");
+        assert!(said.contains("is in use by this command"), "{said}");
     }
     assert_eq!(fs::read(&model).unwrap(), before);
     assert_eq!(fs::read_to_string(&prompt).unwrap(), "Hello");

@@ -251,7 +251,7 @@ impl Queue {
             state.chosen.insert(number);
             return true;
         }
-        // A unit that was taken already and has pieces was read whole.
+        // For one token a unit is read whole only where it stays, and is in memory once it was taken.
         state.loads.iter().find(|load| load.number == number).is_none_or(|load| load.total == 0)
     }
 

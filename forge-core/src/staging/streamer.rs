@@ -293,10 +293,10 @@ impl Streamer<'_> {
         let waited = waited.map_err(|error| system("read the weights", &error))?;
         self.count_stall(waited);
         for (region, source) in places {
-            self.experts.laid.push((region, source));
             // SAFETY: the pages hold what the mapping shows at the address, because their reads have completed; no
             // compute thread is working while an observer runs.
             unsafe { self.lay(&region, source) }?;
+            self.experts.laid.push((region, source));
         }
         Ok(())
     }

@@ -297,10 +297,7 @@ fn limit(subject: &Subject, resident: &Figures, policy: &Figures, disk: Option<V
     // Without streaming nothing has to be read after the load.
     let paged = policy.paged_bytes_per_pass.unwrap_or(0.0);
     let token = policy.streamed_bytes_per_token.unwrap_or(0.0) + paged;
-    let pass = match subject.request.prompt_tokens {
-        1 => token,
-        _ => policy.streamed_bytes_per_pass.unwrap_or(0.0) + paged,
-    };
+    let pass = policy.streamed_bytes_per_pass.unwrap_or(0.0) + paged;
     let reading = |bytes: f64| match disk {
         _ if bytes == 0.0 => Some(0.0),
         disk => disk.map(|disk| bytes / disk),
@@ -308,12 +305,20 @@ fn limit(subject: &Subject, resident: &Figures, policy: &Figures, disk: Option<V
     let longer = |computing: Option<f64>, reading: Option<f64>| {
         computing.zip(reading).map(|(computing, reading)| computing.max(reading))
     };
-    let passes = f64::from(subject.request.prompt_tokens.div_ceil(subject.batch_tokens.max(1)));
+    let (prompt, batch) = (subject.request.prompt_tokens, subject.batch_tokens.max(1));
+    // The last batch may have one token.
+    let single = f64::from(u8::from(prompt % batch == 1));
+    let passes = (f64::from(prompt.div_ceil(batch)) - single) * pass + single * token;
+    // What stays of experts is read when a batch of more tokens needs all of them, or not before the first token.
+    let all_of_kept = prompt > 1 || token == pass;
     let milliseconds = |seconds: Option<f64>| seconds.map(|seconds| seconds * 1000.0);
     // Without streaming the load reads the weights, before the prompt. Rows that are read one by one are in neither.
     let kept = policy.pinned_bytes.unwrap_or(subject.weight_bytes as f64);
     let before = policy.pinned_from_start_bytes.unwrap_or(kept);
-    let for_prompt = |once: f64| longer(resident.prompt_ms, milliseconds(reading(once + passes * pass)));
+    let for_prompt = |once: f64| {
+        let reading = milliseconds(reading(once + passes)).filter(|_| all_of_kept);
+        longer(resident.prompt_ms, reading)
+    };
     Limit {
         seconds_per_token: longer(resident.seconds_per_token, reading(token)),
         prompt_ms: for_prompt(kept - before),

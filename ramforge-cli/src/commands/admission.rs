@@ -65,6 +65,10 @@ pub fn admit(
     };
     let repacked = guard.footprint.sizes.repacked_weights_bytes > 0;
     let way = decision.way;
+    let any_prompt = guard.holds_for_any_prompt(way, budget.bytes, allowed);
+    if !any_prompt {
+        undecided(&mut decision.admission);
+    }
     settings.repack &= way.is_none_or(|way| way == Way::ResidentRepacked || !repacked);
     let mut notes: Vec<String> =
         decision.warning.iter().map(|warning| format!("warning: {warning}")).collect();
@@ -77,9 +81,9 @@ pub fn admit(
             settings.ram_bytes = Some(budget.bytes);
         }
         // The worker is the first to know the prompt, and decides.
-        (Policy::Auto, Some(_)) if slower && guard.footprint.sizes.prompt_tokens.is_none() => {
+        (Policy::Auto, Some(_)) if !any_prompt => {
             settings.ram_bytes = Some(budget.bytes);
-            undecided(&mut decision.admission);
+            settings.must_fit = !slower;
         }
         (Policy::Auto, Some(_)) => settings.policy = Policy::Off,
         _ => {}
@@ -134,10 +138,8 @@ fn sizes(fit: &Fit, model: &gguf::Model, repack: bool, allowed: &[Way]) -> Sizes
 fn undecided(admission: &mut Admission) {
     let reason = admission.reason.take().unwrap_or_default();
     admission.verdict = "unknown".to_owned();
-    admission.reason = Some(format!(
-        "the prompt is not known before the run, which decides when it has read it; with a prompt of one token it \
-         {reason}"
-    ));
+    admission.reason =
+        Some(format!("the prompt is not known before the run; with a prompt of one token it {reason}"));
 }
 
 fn without_sizes(settings: Settings, model: &gguf::Model, error: &Error, no_fit_guard: bool) -> Admitted {
@@ -196,6 +198,17 @@ impl Guard {
         let sizes = sizer.sizes(&request)?;
         let footprint = Footprint { file_bytes: model.file_bytes(), sizes };
         Ok(Self { sizer, model: Model::of(model), request, footprint })
+    }
+
+    /// Whether `way` is also the one for the longest prompt that the context can hold, if the prompt is not known.
+    fn holds_for_any_prompt(&mut self, way: Option<Way>, budget: u64, allowed: &[Way]) -> bool {
+        let known = self.footprint.sizes.prompt_tokens.is_some();
+        known || way.is_none() || {
+            let request = ContextRequest { context: ContextTokens::Longest, ..self.request };
+            let fits = |sizes| Fit::new(&self.model, Footprint { sizes, ..self.footprint }, budget);
+            let best = |fit: Fit| fit.best(allowed).map(|best| best.way);
+            self.sizer.sizes(&request).is_ok_and(|sizes| best(fits(sizes)) == way)
+        }
     }
 
     fn works(&self, sizes: NativeSizes, budget: u64, allowed: &[Way]) -> bool {

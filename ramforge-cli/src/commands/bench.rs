@@ -1,7 +1,6 @@
 //! `ramforge bench`: runs of `ramforge run`, in turn, and the disk between them.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -38,38 +37,44 @@ const DISK_TIME: Duration = Duration::from_secs(1);
 pub fn bench(args: &BenchArgs, terminal: &mut Terminal<'_>) -> Result<()> {
     let model = Model::open(&args.model)?;
     can_enforce()?;
-    if let Some(path) = &args.json {
-        // Figures that cannot be written should not cost the runs.
-        let inputs: Vec<PathBuf> = model.files().iter().map(|file| file.path.clone()).collect();
-        ReportFile::prepare(path, &inputs)?;
-    }
+    // Figures that cannot be written should not cost the runs.
+    let json = args.json.as_deref().map(|path| Json::prepare(path, &model)).transpose()?;
     let runs = Runs { args, exe: &terminal.exe, stopped: interrupt::flag()? };
     let bench = runs.rounds(&model, terminal.err_is_terminal)?;
     let mut text = Vec::new();
     bench.write_human(&mut text).map_err(Terminal::cannot_write)?;
     let printed = terminal.print(&text);
-    let written = args.json.as_ref().map_or(Ok(()), |path| {
-        write(&bench, path)
-            .map_err(|error| Error::failed(format!("cannot write {}", path.display())).caused_by(error))
-    });
-    printed.and(written)
+    printed.and(json.map_or(Ok(()), |json| json.write(&bench)))
 }
 
-/// Puts the figures in the place of `target` in one step.
-fn write(bench: &Bench, target: &Path) -> std::io::Result<()> {
-    // A link stays a link.
-    let target = target.canonicalize().unwrap_or_else(|_| target.to_owned());
-    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let text = serde_json::to_vec_pretty(bench)?;
-    // The permissions of a plain new file.
-    let mut file = Builder::new()
-        .prefix(".ramforge-bench-")
-        .make_in(folder, |path| File::options().write(true).create_new(true).open(path))?;
-    file.as_file_mut().write_all(&text)?;
-    file.as_file_mut().write_all(b"\n")?;
-    file.as_file().sync_all()?;
-    file.persist(&target)?;
-    Ok(())
+/// Where the figures go.
+enum Json<'path> {
+    /// A file, replaced in one step.
+    File(ReportFile),
+    /// What is there and is no file, such as a pipe.
+    Stream(&'path Path),
+}
+
+impl<'path> Json<'path> {
+    fn prepare(path: &'path Path, model: &Model) -> Result<Self> {
+        if fs::metadata(path).is_ok_and(|existing| !existing.is_file() && !existing.is_dir()) {
+            return Ok(Self::Stream(path));
+        }
+        let inputs: Vec<PathBuf> = model.files().iter().map(|file| file.path.clone()).collect();
+        ReportFile::prepare(path, &inputs).map(Self::File)
+    }
+
+    fn write(self, bench: &Bench) -> Result<()> {
+        match self {
+            Self::File(file) => file.write(bench),
+            Self::Stream(path) => {
+                let text = serde_json::to_string_pretty(bench).map_err(std::io::Error::from);
+                text.and_then(|text| fs::write(path, text + "\n")).map_err(|error| {
+                    Error::failed(format!("cannot write {}", path.display())).caused_by(error)
+                })
+            }
+        }
+    }
 }
 
 /// Without a limit that the kernel enforces, nothing here would mean anything.

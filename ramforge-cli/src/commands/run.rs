@@ -11,7 +11,7 @@ use crate::cli::RunArgs;
 use crate::commands::admission::admit;
 use crate::commands::{Terminal, interrupt};
 use crate::engine::{Policy, PromptSource, Sampling, Settings};
-use crate::gguf::{Model, printable, steers};
+use crate::gguf::{Model, harmless, printable};
 use crate::ledger;
 use crate::report::file::ReportFile;
 use crate::report::{self, Outcome, Report};
@@ -175,27 +175,13 @@ fn threads(args: &RunArgs) -> u32 {
 /// What was asked for that works, but worse than the user may know.
 fn warnings(args: &RunArgs, trained_context: Option<u32>, processors: u32) -> Vec<String> {
     let threads = args.threads.filter(|&threads| threads > processors).map(|threads| {
-        format!(
-            "warning: more threads ({threads}) than processors this process may use ({processors}) can be 20 \
-             times slower"
-        )
+        format!("warning: {threads} threads on {processors} processors wait for each other, and are slower")
     });
     let context = args.ctx.zip(trained_context).filter(|(asked, trained)| asked > trained);
     let context = context.map(|(asked, trained)| {
         format!("warning: a context of {asked} tokens is longer than the {trained} the model was trained for")
     });
     threads.into_iter().chain(context).collect()
-}
-
-/// `text` without what would steer the terminal: native messages quote the model's metadata.
-fn harmless(text: &str) -> String {
-    text.chars().fold(String::new(), |mut line, character| {
-        match steers(character) {
-            true => line.extend(character.escape_default()),
-            false => line.push(character),
-        }
-        line
-    })
 }
 
 fn not_started(mut report: Report, error: Error) -> Finished {
@@ -236,6 +222,7 @@ fn supervised(
         kv_type: args.kv_type,
         threads: threads(args),
         ram_bytes: args.ram,
+        must_fit: false,
         weight_bytes: model.tensor_bytes(),
         policy: args.residency_policy,
         residency: residency(args),
@@ -355,12 +342,9 @@ mod tests {
     fn what_makes_a_run_worse_is_warned_of() {
         assert!(warnings(&args(&["--threads", "2", "--ctx", "2048"]), Some(2048), 2).is_empty());
         let both = warnings(&args(&["--threads", "3", "--ctx", "2049"]), Some(2048), 2);
-        assert!(both[0].contains("more threads (3)") && both[1].contains("2048 the model was trained"));
+        assert!(
+            both[0].contains("3 threads on 2 processors") && both[1].contains("2048 the model was trained")
+        );
         assert_eq!(both.len(), 2);
-    }
-
-    #[test]
-    fn native_messages_do_not_steer_the_terminal() {
-        assert_eq!(harmless("name = \x1b[2J é"), "name = \\u{1b}[2J é");
     }
 }

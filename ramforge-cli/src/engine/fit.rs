@@ -6,7 +6,7 @@ use crate::engine::session::context_params;
 use crate::engine::{Policy, Settings, prompt};
 use crate::residency::streaming::Budget;
 use crate::size::exact;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// How a run holds its weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +36,12 @@ pub fn way(backend: Backend, settings: &Settings, prompt: &str) -> Result<(Way, 
             };
             match reason {
                 None => Ok((Way::Resident, None)),
+                Some(reason) if settings.must_fit => {
+                    let message = format!("refused: {reason}, and it may use {}", exact(ram));
+                    Err(Error::new(ErrorKind::Refused, message)
+                        .hint("--fit auto (runs it in a slower way)")
+                        .hint("use a larger --ram"))
+                }
                 Some(reason) => {
                     let reason = format!("{reason}, and it may use {}", exact(ram));
                     Ok((Way::Stream(ram), Some(reason)))

@@ -30,6 +30,8 @@ pub struct Settings {
     pub threads: u32,
     /// The memory the run may use.
     pub ram_bytes: Option<u64>,
+    /// Refuse to run in another way than with everything in memory.
+    pub must_fit: bool,
     /// Bytes of the model's weights, from its header.
     pub weight_bytes: u64,
     /// How the weights are held.

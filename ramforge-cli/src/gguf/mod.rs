@@ -23,5 +23,5 @@ pub use hyperparameters::Hyperparameters;
 pub use model::Model;
 pub use shards::{ShardFile, resolve};
 pub use tensor_type::TensorType;
-pub use text::{printable, steers};
+pub use text::{harmless, printable, steers};
 pub use value::{Array, Strings, Value, ValueType};

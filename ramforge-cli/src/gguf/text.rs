@@ -1,7 +1,5 @@
 //! Text taken from a file, made safe to print.
 
-use std::fmt::Write;
-
 /// Longer text is cut here, in characters.
 const LIMIT: usize = 200;
 
@@ -17,14 +15,24 @@ pub fn printable(bytes: impl AsRef<[u8]>) -> String {
             line.push('…');
             break;
         }
-        if steers(character) {
-            // Writing to a String cannot fail.
-            let _ = write!(line, "{}", character.escape_default());
-        } else {
-            line.push(character);
-        }
+        push_harmless(&mut line, character);
     }
     line
+}
+
+/// `text` with what would steer a terminal escaped.
+pub fn harmless(text: &str) -> String {
+    text.chars().fold(String::new(), |mut line, character| {
+        push_harmless(&mut line, character);
+        line
+    })
+}
+
+fn push_harmless(line: &mut String, character: char) {
+    match steers(character) {
+        true => line.extend(character.escape_default()),
+        false => line.push(character),
+    }
 }
 
 /// Whether `character` is for the terminal, or changes how the text around it is shown.
@@ -43,6 +51,7 @@ mod tests {
         assert_eq!(printable("a\x1b[31mb\n"), "a\\u{1b}[31mb\\n");
         assert_eq!(printable("Grüße \u{202e}x"), "Grüße \\u{202e}x");
         assert_eq!(printable(b"\xff!"), "\u{fffd}!");
+        assert_eq!(harmless("name = \x1b[2J é"), "name = \\u{1b}[2J é");
         assert_eq!(printable("x".repeat(1000)).chars().count(), LIMIT + 1);
     }
 }

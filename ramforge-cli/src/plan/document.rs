@@ -92,7 +92,7 @@ impl Plan {
         let mut notes = Vec::new();
         let mut context_tokens = match request.context {
             ContextTokens::Exactly(tokens) => tokens,
-            ContextTokens::Trained | ContextTokens::Run => asked.context_tokens.min(trained.max(1)),
+            _ => asked.context_tokens.min(trained.max(1)),
         };
         let most = context_tokens.max(trained);
         let largest = largest_context(most, &mut |tokens| ask(ContextTokens::Exactly(tokens)), &|sizes| {

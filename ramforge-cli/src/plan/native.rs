@@ -13,6 +13,8 @@ pub enum ContextTokens {
     Trained,
     /// As many as the run that the process was started for.
     Run,
+    /// As many as that run with the longest prompt it can have, in batches as large as asked for.
+    Longest,
 }
 
 /// The context whose sizes are wanted.

@@ -33,7 +33,8 @@ impl WeightClass {
             _ if own.contains("_norm") => Self::Other,
             "token_embd.weight" => Self::Embedding,
             "output.weight" => Self::Output,
-            _ if own.contains("_exps") => Self::Experts,
+            // GroveMoE has two kinds.
+            _ if own.contains("_exps") || own.contains("_chexps") => Self::Experts,
             _ if own.starts_with("attn_") => Self::Attention,
             _ if own.starts_with("ffn_") && !own.starts_with("ffn_gate_inp") => Self::FeedForward,
             _ => Self::Other,

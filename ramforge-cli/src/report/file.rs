@@ -5,9 +5,9 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use tempfile::{Builder, NamedTempFile};
 
-use super::Report;
 use crate::{Error, Result};
 
 /// A report file that can be written, as far as can be known before the run, and that readers see only
@@ -30,8 +30,8 @@ impl ReportFile {
     /// is one of `inputs`, or what standard input, output or error is redirected to.
     pub fn prepare(target: &Path, inputs: &[PathBuf]) -> Result<Self> {
         if in_use(target, inputs) {
-            let message = format!("the report would replace {}, which the run uses", target.display());
-            return Err(Error::usage(message).hint("name another file for the report"));
+            let message = format!("{} is in use by this command, which would replace it", target.display());
+            return Err(Error::usage(message).hint("name another file to write to"));
         }
         let file = Self::locate(target).and_then(|file| file.temporary().map(|_| file));
         file.map_err(|error| {
@@ -62,11 +62,11 @@ impl ReportFile {
             .make_in(&self.folder, |path| File::options().write(true).create_new(true).open(path))
     }
 
-    /// Writes the report and puts it in the target's place in one step.
+    /// Writes `report` as JSON and puts it in the target's place in one step.
     ///
     /// # Errors
     /// The disk is full, or the folder has changed since; the target is then as it was.
-    pub fn write(self, report: &Report) -> Result<()> {
+    pub fn write(self, report: &impl Serialize) -> Result<()> {
         let write = || -> io::Result<()> {
             let mut file = self.temporary()?;
             let mut text = serde_json::to_vec_pretty(report)?;
@@ -93,14 +93,14 @@ fn in_use(target: &Path, inputs: &[PathBuf]) -> bool {
 }
 
 fn cannot_write(target: &Path, error: io::Error) -> Error {
-    Error::failed(format!("cannot write the report {}", target.display())).caused_by(error)
+    Error::failed(format!("cannot write {}", target.display())).caused_by(error)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ErrorKind::Usage;
-    use crate::report::{Model, Request, Tool};
+    use crate::report::{Model, Report, Request, Tool};
 
     fn report() -> Report {
         Report::new(Tool::default(), Model::default(), Request::default())

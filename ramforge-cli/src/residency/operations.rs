@@ -276,7 +276,9 @@ fn with_context(facts: &mut Facts, memory: &MemoryBreakdown, streaming: Option<&
     facts.kv_bytes = Some(memory.context_bytes());
     facts.compute_bytes = Some(memory.compute_bytes());
     facts.staging_bytes =
-        Some(streaming.map_or(0, |streaming| u64::from(streaming.slots) * streaming.slot_bytes));
+        Some(streaming.map_or(0, |streaming| {
+            u64::from(streaming.slots) * streaming.slot_bytes + streaming.experts_bytes
+        }));
 }
 
 fn moment(seen: &Seen) -> Moment {

@@ -13,7 +13,7 @@ use crate::observe::process::{Process, Which};
 use crate::plan::reserve;
 use crate::report::{self, AdmissionTerm};
 use crate::size::exact;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// What a run's memory is spent on besides the weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,13 +109,15 @@ pub fn start(
     let (weights, addresses) = weights(inventory, &nodes);
     let choice = choose(&weights, budget.for_weights()).map_err(|needed| {
         let ram = (needed + budget.taken()).next_multiple_of(1 << 20);
-        Error::failed(format!(
-            "{} are too small to stream this model: beside {} for everything else, the weights in use at once \
+        Error::new(
+            ErrorKind::Refused,
+            format!("{} are too small to stream this model: beside {} for everything else, the weights in use at once \
              need {}",
             exact(budget.ram_bytes),
             exact(budget.taken()),
             exact(needed)
-        ))
+            ),
+        )
         .hint(format!("use --ram {}M or more", ram >> 20))
     })?;
     let plan = plan(inventory, &choice, &weights, &addresses)?;

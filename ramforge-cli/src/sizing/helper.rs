@@ -76,6 +76,8 @@ struct Subject {
 
 struct Run {
     context_tokens: u32,
+    /// With the longest prompt.
+    longest_context_tokens: u32,
     /// `None` while it is not known.
     prompt_tokens: Option<u32>,
 }
@@ -90,14 +92,18 @@ fn answer(
         None => subject.insert(load(asked)?),
     };
     // A prompt shorter than a batch is computed in one piece, and touches no more of the buffers than that.
-    let batch_tokens = run.as_ref().map_or(request.batch_tokens, |run| {
-        run.prompt_tokens.map_or(1, |tokens| tokens.clamp(1, request.batch_tokens))
-    });
+    let batch_tokens = match (request.context, run.as_ref()) {
+        (ContextTokens::Longest, _) | (_, None) => request.batch_tokens,
+        (_, Some(run)) => run.prompt_tokens.map_or(1, |tokens| tokens.clamp(1, request.batch_tokens)),
+    };
     let params = ContextParams {
         context_tokens: match (request.context, run.as_ref()) {
             (ContextTokens::Exactly(tokens), _) => tokens,
             (ContextTokens::Run, Some(run)) => run.context_tokens,
-            (ContextTokens::Trained | ContextTokens::Run, _) => model.trained_context().max(1),
+            (ContextTokens::Longest, Some(run)) => run.longest_context_tokens,
+            (ContextTokens::Trained | ContextTokens::Run | ContextTokens::Longest, _) => {
+                model.trained_context().max(1)
+            }
         },
         batch_tokens,
         micro_batch_tokens: batch_tokens,
@@ -194,7 +200,8 @@ fn run_of(settings: &Settings, model: &Model) -> Result<Run> {
     };
     let params = context_params(settings, model, prompt_tokens.unwrap_or(1))?;
     let prompt_tokens = prompt_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
-    Ok(Run { context_tokens: params.context_tokens, prompt_tokens })
+    let longest_context_tokens = settings.context_tokens.unwrap_or_else(|| model.trained_context().max(1));
+    Ok(Run { context_tokens: params.context_tokens, longest_context_tokens, prompt_tokens })
 }
 
 #[cfg(test)]

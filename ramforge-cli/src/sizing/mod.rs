@@ -171,7 +171,7 @@ fn short_of_memory(said: &str) -> bool {
 
 /// The error of a helper that did not get the memory: it holds no weights, so it is the context that takes much.
 fn out_of_memory(name: &str, how: &str) -> Error {
-    let message = format!("there is not enough memory even to size {name} with so large a context ({how})");
+    let message = format!("there is not enough memory to size {name} ({how}): its context takes the most");
     Error::new(ErrorKind::Refused, message).hint("use a smaller --ctx")
 }
 
