@@ -422,7 +422,7 @@ fn a_full_disk_fails_the_command() {
     run.command.arg("--residency-report-json").arg(folder.path().join("report.json"));
     let finished = run.isolated(&script).finish();
     assert_eq!(finished.status.code(), Some(1), "{finished:#?}");
-    let said = format!("cannot write the report {place}/report.json: No space left on device");
+    let said = format!("cannot write {place}/report.json: No space left on device");
     assert!(finished.err.contains(&said), "{}", finished.err);
     assert!(finished.out.ends_with("full\n") && !finished.out.contains("report"), "{}", finished.out);
     finished.assert_nothing_left(&kernel);
