@@ -1,10 +1,12 @@
 //! The native build, step by step: find the pinned llama.cpp, copy and patch it, compile it with our own
 //! sources joined in, and generate the bindings. Each step is a module under `build/`.
 
-#[path = "build/bindings.rs"]
-mod bindings;
-#[path = "build/native.rs"]
-mod native;
+#[path = "build/bindgen.rs"]
+mod bindgen;
+#[path = "build/cmake.rs"]
+mod cmake;
+#[path = "build/link.rs"]
+mod link;
 #[path = "build/patch.rs"]
 mod patch;
 #[path = "build/source.rs"]
@@ -44,9 +46,8 @@ fn build() -> Result<()> {
             source.path.clone()
         }
     };
-    let compiled = native::compile(&root.join("native"), &tree, &source)?;
-    compiled.link();
-    bindings::generate(&root.join("native"), &tree, &out)?;
+    link::link(&cmake::compile(&root.join("native"), &tree, &source)?);
+    bindgen::generate(&root.join("native"), &tree, &out)?;
     write_origin(&source, &series, &out.join("origin.rs"))
 }
 
@@ -60,7 +61,7 @@ fn write_origin(source: &source::Source, series: &patch::Series, path: &Path) ->
         "pub const SOURCE: &str = {name:?};\npub const SOURCE_VERSION: &str = {version:?};\n\
          pub const PATCHES: &[&str] = &{:?};\npub const PORTABLE: bool = {};\n",
         series.names(),
-        native::portable(),
+        cmake::portable(),
     );
     std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
 }

@@ -16,11 +16,11 @@ DEFAULTS = re.compile(r".*_(default_)?params(_init)?")
 
 
 def allowlist():
-    """The names that forge-sys/build/bindings.rs binds: expressions for functions and for macros."""
-    text = read_text(ROOT / "forge-sys/build/bindings.rs")
+    """The names that forge-sys/build/bindgen.rs binds: expressions for functions and for macros."""
+    text = read_text(ROOT / "forge-sys/build/bindgen.rs")
     functions = [name for array in ARRAY.findall(text) for name in re.findall(r'"([^"]+)"', array)]
     if not functions:
-        raise Failure("forge-sys/build/bindings.rs holds no allowlist of functions")
+        raise Failure("forge-sys/build/bindgen.rs holds no allowlist of functions")
     return re.compile("|".join(functions)), re.compile("|".join(VARIABLES.findall(text)))
 
 

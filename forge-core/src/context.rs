@@ -1,4 +1,4 @@
-//! A context: the state of sequences that a model continues.
+//! A context: what computes the tokens of sequences that a model continues.
 
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use forge_sys as sys;
 
-use crate::batch::{Batch, SequenceId};
+use crate::batch::Batch;
 use crate::error::{Error, ErrorKind, Result, logged_since, native_call};
 use crate::graph::{Hook, Observer, on_node};
 use crate::logits::Logits;
@@ -473,37 +473,6 @@ impl<'model> Context<'model> {
             Some(&output) if output != 0 => Ok(c_int::try_from(index).unwrap_or(c_int::MAX)),
             _ => Err(Error::limit(format!("token {index} of the last batch has no logits"))),
         }
-    }
-
-    /// Forgets the tokens of `sequence` from `position` on. Returns whether the model's memory could do it:
-    /// recurrent models cannot forget a part.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Limit`] when the sequence does not exist.
-    pub fn forget_from(&mut self, sequence: SequenceId, position: u32) -> Result<bool> {
-        if sequence >= self.sizes.sequences {
-            return Err(Error::limit(format!(
-                "sequence {sequence} does not exist: the context was made for {}",
-                self.sizes.sequences
-            )));
-        }
-        let position = c_int::try_from(position)
-            .map_err(|_| Error::limit(format!("position {position} is too large")))?;
-        // SAFETY: the context is alive, the sequence exists.
-        Ok(unsafe {
-            sys::llama_memory_seq_rm(
-                sys::llama_get_memory(self.as_ptr()),
-                sequence.cast_signed(),
-                position,
-                -1,
-            )
-        })
-    }
-
-    /// Forgets every sequence.
-    pub fn clear(&mut self) {
-        // SAFETY: the context is alive; a null memory is handled by the function.
-        unsafe { sys::llama_memory_clear(sys::llama_get_memory(self.as_ptr()), true) };
     }
 }
 

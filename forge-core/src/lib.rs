@@ -26,6 +26,7 @@ pub mod sampler;
 pub mod sizing;
 pub mod spawn;
 pub mod staging;
+mod state;
 pub mod threads;
 pub mod trace;
 pub mod vocab;

@@ -5,30 +5,17 @@ use std::path::{Path, PathBuf};
 use crate::Result;
 use crate::source::{Package, Source};
 
-/// Static libraries in the order the linker needs them, with their folder below the build folder.
-const LIBRARIES: &[(&str, &str)] = &[
-    ("llama", "llama.cpp/src"),
-    ("ggml", "llama.cpp/ggml/src"),
-    ("ggml-cpu", "llama.cpp/ggml/src"),
-    ("ggml-base", "llama.cpp/ggml/src"),
-];
-
 /// What x86-64-v3 has of the instruction sets that ggml is told of one by one. It has defaults for them, which are
 /// others when cross-compiling or with SOURCE_DATE_EPOCH.
 const X86_64_V3: &[&str] = &["SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2"];
-
-/// The finished native build.
-pub struct Compiled {
-    build: PathBuf,
-}
 
 /// Whether the `portable` feature asked for a build that runs on other machines.
 pub fn portable() -> bool {
     std::env::var_os("CARGO_FEATURE_PORTABLE").is_some()
 }
 
-/// Configures and compiles. Always optimised: a debug ggml is of no use to anybody's tests.
-pub fn compile(native: &Path, tree: &Path, source: &Source) -> Result<Compiled> {
+/// Configures and compiles, and gives the build folder. Always optimised: a debug ggml is of no use to anybody's tests.
+pub fn compile(native: &Path, tree: &Path, source: &Source) -> Result<PathBuf> {
     let commit = match &source.package {
         Package::Pinned { name, version } => format!("{name}-{version}"),
         Package::Checkout => "checkout".into(),
@@ -59,17 +46,5 @@ pub fn compile(native: &Path, tree: &Path, source: &Source) -> Result<Compiled> 
         }
         config.define("GGML_AVX512", "OFF");
     }
-    Ok(Compiled { build: config.build().join("build") })
-}
-
-impl Compiled {
-    /// Tells Cargo to link the static libraries and the C++ runtime.
-    pub fn link(&self) {
-        for (library, folder) in LIBRARIES {
-            println!("cargo::rustc-link-search=native={}", self.build.join(folder).display());
-            println!("cargo::rustc-link-lib=static={library}");
-        }
-        println!("cargo::rustc-link-lib=dylib=stdc++");
-        println!("cargo::rustc-link-lib=dylib=m");
-    }
+    Ok(config.build().join("build"))
 }
