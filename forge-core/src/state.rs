@@ -13,7 +13,7 @@ impl Context<'_> {
     /// recurrent models cannot forget a part.
     ///
     /// # Errors
-    /// [`ErrorKind::Limit`] when the sequence does not exist.
+    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) when the sequence does not exist.
     pub fn forget_from(&mut self, sequence: SequenceId, position: u32) -> Result<bool> {
         if sequence >= self.sizes().sequences {
             return Err(Error::limit(format!(
