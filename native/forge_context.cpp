@@ -27,6 +27,10 @@ forge_status forge_graph_reserve(llama_context * context, uint32_t tokens, uint3
     });
 }
 
+bool forge_is_causal(const llama_context * context) {
+    return context->get_cparams().causal_attn;
+}
+
 forge_status forge_work_bytes(const llama_context * context, int threads, uint64_t * out, forge_error * error) {
     return forge_barrier(error, [&] {
         const ggml_cgraph * graph = context->get_gf_res_reserve()->get_gf();

@@ -66,6 +66,9 @@ const struct ggml_tensor * forge_shown(const struct ggml_tensor * tensor);
 forge_status forge_context_new(struct llama_model * model, struct llama_context_params params,
                                struct llama_context ** out, forge_error * error);
 
+// Whether a token sees only those before it; otherwise a batch must be one micro-batch. Cannot throw.
+bool forge_is_causal(const struct llama_context * context);
+
 // `*result` is what llama_decode returned.
 forge_status forge_decode(struct llama_context * context, struct llama_batch batch, int32_t * result,
                           forge_error * error);

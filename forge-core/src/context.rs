@@ -422,7 +422,7 @@ impl<'model> Context<'model> {
             )));
         }
         // SAFETY: the context is alive.
-        let causal = unsafe { sys::llama_get_causal_attn(self.as_ptr()) };
+        let causal = unsafe { sys::forge_is_causal(self.as_ptr()) };
         if !causal && batch.len() > sizes.micro_batch_tokens as usize {
             return Err(Error::limit(format!(
                 "the batch has {} tokens, more than the micro-batch of {}, which this model's tokens see whole",
