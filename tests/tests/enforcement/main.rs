@@ -248,7 +248,9 @@ fn pages_warm_in_another_groups_cache_are_paid_for_again() {
     let report = finished.assert_end(0, "ok");
     finished.assert_nothing_left(&kernel);
     let cache = &report["enforcement"]["page_cache"];
-    assert_eq!(cache["before_bytes"], model.bytes(), "{cache}");
+    // The kernel may have taken some pages back since.
+    let before = cache["before_bytes"].as_u64().unwrap();
+    assert!(before > model.bytes() / 10 * 9 && before <= model.bytes(), "{cache}");
     assert_eq!(cache["after_bytes"], 0, "{cache}");
     let peak = number(&report, "peak_bytes");
     assert!(peak > model.bytes(), "{peak}");
