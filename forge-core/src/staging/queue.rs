@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::kept::{Home, Own, yield_to_others};
-use super::memory::Anonymous;
+use super::memory::{ALIGNMENT, Anonymous};
 use super::plan::{Region, StreamPlan, Unit};
 use super::reader::{ReadAt, Target};
 
@@ -162,7 +162,8 @@ struct Job {
 impl Queue {
     /// Starts reading the plan's units in `order`, those that stay after the others, over and over.
     pub(super) fn start(plan: &StreamPlan, order: &[usize], reader: Arc<dyn ReadAt>) -> io::Result<Self> {
-        let pool = Anonymous::map(plan.blocks * plan.block_bytes, 0, plan.block_bytes)?;
+        // In huge pages, into which direct reads are twice as fast.
+        let pool = Anonymous::map(plan.blocks * plan.block_bytes, 0, plan.block_bytes.max(ALIGNMENT))?;
         // Its pages come with the first reads, of which there are several at once.
         pool.advise_huge();
         let units = plan.all_units();

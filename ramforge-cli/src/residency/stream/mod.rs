@@ -70,6 +70,9 @@ impl Weight {
     }
 }
 
+/// Bytes of a huge page. A read into small ones is half as fast.
+const HUGE_PAGE: u64 = 2 << 20;
+
 /// What a machine is good at; the defaults were measured (see `ramforge bench`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Means {
@@ -283,7 +286,7 @@ fn row_pages(weights: &[Weight], cut: &[Unit], paged: &[Pages]) -> Vec<Pages> {
 }
 
 /// Blocks for what is in use at once, and for reading ahead of it: the largest unit of a layer again, or as much
-/// as the readers can have under way.
+/// as the readers can have under way. Together they are whole huge pages.
 fn pool_blocks(units: &[Unit], means: Means) -> u64 {
     let blocks = |unit: &Unit| unit.pages.blocks(means.block_bytes);
     let mut edges: Vec<(usize, u8, u64)> = Vec::new();
@@ -304,7 +307,8 @@ fn pool_blocks(units: &[Unit], means: Means) -> u64 {
     }
     let largest = units.iter().filter(|unit| unit.layer.is_some()).map(blocks).max().unwrap_or(0);
     let under_way = (means.readers * means.read_bytes).div_ceil(means.block_bytes);
-    if units.is_empty() { 0 } else { most + largest.max(under_way) }
+    let huge = (HUGE_PAGE / means.block_bytes).max(1);
+    if units.is_empty() { 0 } else { (most + largest.max(under_way)).next_multiple_of(huge) }
 }
 
 #[cfg(test)]
