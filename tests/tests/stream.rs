@@ -74,6 +74,10 @@ fn same_logits(model: &Path, threads: &str) {
         let least = pass + 32 * (token - few);
         let most = 2 * pass + 33 * (token + few) + 2 * streaming("pinned_bytes");
         assert!(read >= least && read <= most, "{read} for {pass} and {token}: {least} to {most}");
+        // Both ways are tried in the first GiB.
+        let evicted = streaming("evicted_bytes");
+        let tried = cfg!(target_arch = "x86_64") && read > 1 << 30;
+        assert!(evicted <= read && (evicted > 0 || !tried), "{evicted} of {read} evicted");
         // A measured run has everything that stays in memory after the first token.
         assert_eq!(streaming("kept_bytes"), streaming("pinned_bytes"));
         if parts == 0 {

@@ -14,6 +14,7 @@
 //! therefore slow, not wrong.
 
 mod bandwidth;
+mod eviction;
 mod experts;
 mod kept;
 mod memory;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::eviction::Evicting;
 use super::experts::Experts;
 use super::memory::{advise_random, drop_pages, lay_over, map_file};
 use super::pin::pin;
@@ -28,6 +29,9 @@ pub struct StreamStats {
     pub passes: u64,
     /// Bytes read for units, whether used yet or not; those that stay, too, until they do.
     pub bytes_read: u64,
+    /// Bytes of memory that left the processor's caches before they were read to, which was found to be faster, or
+    /// tried.
+    pub bytes_evicted: u64,
     /// Bytes that were in memory to stay before the first batch.
     pub bytes_pinned: u64,
     /// Bytes that are in memory to stay.
@@ -53,6 +57,7 @@ struct Counters {
 pub struct StreamHandle {
     counters: Arc<Counters>,
     bytes_read: Arc<AtomicU64>,
+    bytes_evicted: Arc<AtomicU64>,
     bytes_kept: Arc<AtomicU64>,
     bytes_provided: Arc<AtomicU64>,
     bytes_pinned: u64,
@@ -64,6 +69,7 @@ impl StreamHandle {
         StreamStats {
             passes: self.counters.passes.load(Ordering::Relaxed),
             bytes_read: self.bytes_read.load(Ordering::Relaxed),
+            bytes_evicted: self.bytes_evicted.load(Ordering::Relaxed),
             bytes_pinned: self.bytes_pinned,
             bytes_kept: self.bytes_pinned + self.bytes_kept.load(Ordering::Relaxed),
             bytes_provided: self.bytes_pinned + self.bytes_provided.load(Ordering::Relaxed),
@@ -158,12 +164,15 @@ pub fn stream(
     let units = plan.all_units();
     let experts = Experts::map(one.order.iter().map(|&unit| &units[unit]), plan.experts_bytes)
         .map_err(|error| system("make room for experts", &error))?;
-    let queue = Queue::start(plan, &one.order, Arc::clone(&reader));
+    let evicting = Arc::new(Evicting::new(Arc::clone(&reader)));
+    let bytes_evicted = evicting.bytes_evicted();
+    let queue = Queue::start(plan, &one.order, evicting);
     let queue = queue.map_err(|error| system("start reading", &error))?;
     let counters = Arc::new(Counters::default());
     let handle = StreamHandle {
         counters: Arc::clone(&counters),
         bytes_read: queue.bytes_read(),
+        bytes_evicted,
         bytes_kept: queue.bytes_kept(),
         bytes_provided: queue.bytes_provided(),
         bytes_pinned: plan.pinned_bytes() as u64,

@@ -300,6 +300,9 @@ pub struct Streaming {
     pub readers: u64,
     /// Most bytes in one read.
     pub read_bytes: u64,
+    /// Bytes of memory that left the processor's caches before they were read to: that was faster, or tried.
+    #[serde(default)]
+    pub evicted_bytes: u64,
     /// Times the graph was not the planned one, and was read through the mapping.
     pub unplanned_passes: u64,
     /// The budget that was divided.

@@ -202,6 +202,7 @@ impl Streaming {
             paged_bytes_per_pass: self.paged_bytes(),
             readers: self.choice.means.readers,
             read_bytes: self.choice.means.read_bytes,
+            evicted_bytes: stats.bytes_evicted,
             unplanned_passes: stats.unplanned_passes,
             budget_bytes: self.budget.ram_bytes,
             terms: self.budget.terms.clone(),
